@@ -10,8 +10,6 @@ from typing import Any
 import psutil
 import torch
 
-from sgnb.training.compilation import compile_problem
-
 _GIB = 2**30
 
 
@@ -30,6 +28,27 @@ def describe_machine() -> dict[str, Any]:
         "compiler_problem": compile_problem(device_type),
         "cache_dir": _cache_dir(),
     }
+
+
+def compile_problem(device_type: str) -> str | None:
+    """Return why nothing can be compiled for this kind of device here and how to mend it, or None."""
+    if device_type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except (InvalidCxxCompiler, RuntimeError, OSError):
+            return (
+                "torch.compile needs a C++ compiler, and there is none on the PATH. Install one: "
+                "apt-get install g++ (Debian, Ubuntu), xcode-select --install (macOS), conda install gxx (conda)."
+            )
+        return None
+    from torch.utils._triton import has_triton
+
+    if not has_triton():
+        return "torch.compile needs Triton and a GPU of compute capability 7.0 or more; one of them is missing here."
+    return None
 
 
 def num_cores() -> int:
