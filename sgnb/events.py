@@ -273,6 +273,11 @@ def sentence(event: Event) -> str | None:
     return _SENTENCES[type(event).__name__](event) if type(event).__name__ in _SENTENCES else None
 
 
+def cache_state(hits: int, misses: int) -> str:
+    """Return what the compiler's cache was like for graphs with these hits and misses."""
+    return "cold cache" if misses and not hits else "warm cache" if not misses else "partly warm cache"
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -301,9 +306,10 @@ def _of_epoch(event: EpochEnded) -> str:
 
 
 def _of_compile(event: CompileEnded) -> str:
-    cache = "from the cache" if event.cache_hits and not event.cache_misses else "cold"
-    breaks = f", {event.num_breaks} graph breaks" if event.num_breaks else ""
-    return f"compiled the {_GRAPHS[event.graph]} graph in {event.seconds:.1f} s ({cache}{breaks})"
+    details = [cache_state(event.cache_hits, event.cache_misses)] if event.cache_hits or event.cache_misses else []
+    details += [f"{event.num_breaks} graph breaks"] if event.num_breaks else []
+    remark = f" ({', '.join(details)})" if details else ""
+    return f"compiled the {_GRAPHS[event.graph]} graph in {event.seconds:.1f} s{remark}"
 
 
 _GRAPHS = {"train": "training", "valid": "validation"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -122,25 +122,30 @@ class WarmUp:
         self.watcher = watcher
         self.emit = emit
 
-    def run(self, hp: TrainingHyperparams, train_batch: Batch, valid_batch: Batch | None, dtype: torch.dtype) -> bool:
+    def run(
+        self, hp: TrainingHyperparams, train: Sequence[Batch], valid: Sequence[Batch], *, dtype: torch.dtype
+    ) -> bool:
         """Compile, check, and return whether the run may go on compiled; if not, the model is eager again.
+
+        `train` and `valid` are batches of each size that will come (`valid` may be empty): the first is compared, and the
+        others bring out the graphs that a smaller batch needs (a convolution on the CPU has another below 16 samples).
 
         Raises:
             Exception: what the compiler raised, when `fullgraph` asks for all or nothing.
         """
-        batches = [batch for batch in (train_batch, valid_batch) if batch is not None]
         if hp.torch_compile_options.dynamic is None:
-            for batch in batches:
-                if batch.num_samples > 1:  # A batch of one has a graph of its own in any case.
-                    mark_batch_dynamic(batch)
+            for batch in (*train, *valid):
+                mark_batch_dynamic(batch)
         with preserved_rng():
-            eager = [self._train(train_batch) for _ in range(_NUM_EAGER_RUNS)]
-            eager_output = self._valid(valid_batch)
+            eager = [self._train(train[0]) for _ in range(_NUM_EAGER_RUNS)]
+            eager_output = self._valid(valid[0]) if valid else None
             for module in self._compiled(hp):
                 compile_in_place(module, hp)
             try:
-                compiled = self._timed("train", lambda: self._train(train_batch))
-                compiled_output = self._timed("valid", lambda: self._valid(valid_batch)) if valid_batch else None
+                compiled = self._timed("train", lambda: [self._train(batch) for batch in train])[0]
+                compiled_output = None
+                if valid:
+                    compiled_output = self._timed("valid", lambda: [self._valid(batch) for batch in valid])[0]
             except Exception as error:
                 self._uncompile(hp)
                 if hp.torch_compile_options.fullgraph:
@@ -188,9 +193,7 @@ class WarmUp:
                         buffer.copy_(buffers[name])
         return _Outcome(loss, grad_norm)
 
-    def _valid(self, batch: Batch | None) -> Tensor | None:
-        if batch is None:
-            return None
+    def _valid(self, batch: Batch) -> Tensor:
         self.model.eval()
         return self.eval_step(batch).output.float().clone()
 

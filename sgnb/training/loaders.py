@@ -23,6 +23,19 @@ class Batch:
     targets: Any
     num_samples: int
 
+    def head(self, num_samples: int) -> Batch:
+        """Return the first samples as a batch of their own."""
+        inputs, targets = (_head(value, self.num_samples, num_samples) for value in (self.inputs, self.targets))
+        return Batch(inputs, targets, num_samples)
+
+
+def last_batch_size(loader: Any, limit: int) -> int | None:
+    """Return the size of a last batch that is smaller than the others, or None; a loader of another kind says nothing."""
+    size, sampler = getattr(loader, "batch_size", None), getattr(loader, "sampler", None)
+    if not size or getattr(loader, "drop_last", True) or not hasattr(sampler, "__len__") or limit < len(loader):
+        return None
+    return len(sampler) % size or None
+
 
 def num_batches(loader: Any, limit: int | None, where: str) -> int:
     """Return how many batches an epoch has.
@@ -90,6 +103,8 @@ def to_device(raw: Any, device: torch.device, where: str) -> Batch:
 
 def mark_batch_dynamic(batch: Batch) -> None:
     """Tell the compiler that only the batch dimension varies: one graph then serves a smaller last batch as well."""
+    if batch.num_samples == 1:  # torch specialises on sizes 0 and 1 in any case.
+        return
     for tensor in _tensors((batch.inputs, batch.targets)):
         if tensor.ndim and tensor.shape[0] == batch.num_samples:
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
@@ -102,6 +117,17 @@ def _move(value: Any, device: torch.device) -> Any:
         return type(value)(_move(item, device) for item in value)
     if isinstance(value, dict):
         return {key: _move(item, device) for key, item in value.items()}
+    return value
+
+
+def _head(value: Any, batch_size: int, num_samples: int) -> Any:
+    if isinstance(value, Tensor):
+        # A copy: a view would have a graph of its own, which the run never uses.
+        return value[:num_samples].clone() if value.ndim and value.shape[0] == batch_size else value
+    if isinstance(value, tuple | list):
+        return type(value)(_head(item, batch_size, num_samples) for item in value)
+    if isinstance(value, dict):
+        return {key: _head(item, batch_size, num_samples) for key, item in value.items()}
     return value
 
 

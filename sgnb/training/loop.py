@@ -38,7 +38,7 @@ from sgnb.losses import build_loss
 from sgnb.training.checkpoint import LATEST, load_weights, save_checkpoint
 from sgnb.training.compilation import CompileWatcher, WarmUp, preserved_rng
 from sgnb.training.ema import Ema
-from sgnb.training.loaders import Batch, Batches, mark_batch_dynamic, num_batches
+from sgnb.training.loaders import Batch, Batches, last_batch_size, mark_batch_dynamic, num_batches
 from sgnb.training.machine import compile_problem
 from sgnb.training.metrics import build_metrics
 from sgnb.training.optimizers import build_optimizer
@@ -317,18 +317,25 @@ class Loop:
             emit=self.emit,
         )
         with preserved_rng(), _preserved_generator(self.valid_loader):
-            valid = None
+            train = self._sizes(batches, self.train_loader, self.train_batches)
+            valid: list[Batch] = []
             if self.valid_loader is not None:
-                valid = Batches(self.valid_loader, 1, self.device, "valid_loader").first()
+                first = Batches(self.valid_loader, 1, self.device, "valid_loader")
+                valid = self._sizes(first, self.valid_loader, self.valid_batches)
             self.compiling = True
             try:
-                self.compiled = warm_up.run(self.hp, batches.first(), valid, self.precision.dtype)
+                self.compiled = warm_up.run(self.hp, train, valid, dtype=self.precision.dtype)
             finally:
                 self.compiling = False
 
+    def _sizes(self, batches: Batches, loader: Any, limit: int) -> list[Batch]:
+        """Return the first batch, and as much of it as the loader's last batch will have."""
+        first, last = batches.first(), last_batch_size(loader, limit)
+        return [first] if last is None or last >= first.num_samples else [first, first.head(last)]
+
     def _prepare(self, batch: Batch) -> None:
         if self.compiled:
-            if self.hp.torch_compile_options.dynamic is None and batch.num_samples > 1:
+            if self.hp.torch_compile_options.dynamic is None:
                 mark_batch_dynamic(batch)
             if self.hp.torch_compile_mode in _CUDA_GRAPH_MODES:
                 torch.compiler.cudagraph_mark_step_begin()
