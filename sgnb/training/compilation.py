@@ -137,6 +137,7 @@ class WarmUp:
             for batch in (*train, *valid):
                 mark_batch_dynamic(batch)
         with preserved_rng():
+            before = self.watcher.counts()["num_graphs"]
             eager = [self._train(train[0]) for _ in range(_NUM_EAGER_RUNS)]
             eager_output = self._valid(valid[0]) if valid else None
             for module in self._compiled(hp):
@@ -153,6 +154,11 @@ class WarmUp:
                 torch._dynamo.reset()
                 self.emit(CompileFailed(reason=_first_sentence(error), hint=_hint(error)))
                 return False
+        if self.watcher.counts()["num_graphs"] == before:
+            self._uncompile(hp)
+            reason = "the compiler made no graph of this model, which then runs eagerly in silence."
+            self.emit(CompileFailed(reason=reason, hint="torch_compile_options: {fullgraph: True} makes it say why."))
+            return False
         checked = _compare(eager, compiled, eager_output, compiled_output, _TOLERANCES[dtype])
         self.emit(checked)
         if not checked.agreed:

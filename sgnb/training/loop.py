@@ -168,10 +168,14 @@ class Loop:
 
     def run(self, run_dir: Path) -> None:
         """Train until `max_epochs` or a stop."""
+        compile_wanted = self.hp.torch_compile or self.hp.torch_compile_loss
+        if compile_wanted:
+            # All graphs of one forward() share one limit, above which torch runs it eagerly for good. Without this, running
+            # a notebook's cell again and again would get there.
+            torch._dynamo.reset()
         with self.watcher:
             batches: Batches | None = self._new_batches(self.completed_epochs + 1)
-            if self.hp.torch_compile or self.hp.torch_compile_loss:
-                assert batches is not None
+            if compile_wanted and batches is not None:
                 self._warm_up(batches)
             for epoch in range(self.completed_epochs + 1, self.hp.max_epochs + 1):
                 self.emit(EpochStarted(epoch=epoch))
