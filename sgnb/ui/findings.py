@@ -44,7 +44,7 @@ def pitfalls_panel(state: PanelState, guard: Guard | None = None) -> Any:
             undo.description = f"Undo: {_short(state.undo_label)}" if state.undo_label else "Undo"
             undo.disabled = not state.undo_label
 
-    state.observe(refresh, ["findings", "problems", "machine", "undo_label"])
+    state.observe(refresh, ["findings", "problems", "machine", "ignorance", "undo_label"])
     refresh()
     return widgets.VBox([listing, row, *([guard.notice] if own else [])], layout=widgets.Layout(width="auto"))
 
@@ -78,6 +78,10 @@ def status_html(state: PanelState) -> str:
         for problem in state.problems
     )
     waiting = "" if state.machine else "<p>Looking at this machine and this model…</p>"
+    if state.ignorance:
+        waiting = (
+            f"<p>Judged by the settings alone, because the facts are not known: {html.escape(state.ignorance)}</p>"
+        )
     parts = f"<ul>{problems}</ul>" if problems else ""
     parts += findings_html(state.findings) or ("" if waiting else "<p>Nothing to warn of.</p>")
     return f'<div role="status" aria-live="polite" style="line-height:1.45">{parts}{waiting}</div>'

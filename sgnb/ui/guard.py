@@ -22,23 +22,30 @@ class Guard:
     def __init__(self) -> None:
         self.notice = widgets.HTML(layout=widgets.Layout(width="auto", display="none"))
         self.errors: list[Exception] = []
+        self._stays = False
 
     def __call__(self, callback: Callable[..., Any], *, user_action: bool = True) -> Callable[..., None]:
-        """Return `callback` guarded. A `user_action` takes away the notice of an earlier one that failed."""
+        """Return `callback` guarded. A `user_action` takes away the notice of an earlier one; that of a thread stays."""
 
         @functools.wraps(callback)
         def guarded(*args: Any, **kwargs: Any) -> None:
-            if user_action:
+            if user_action and not self._stays:
                 self._say("")
             try:
                 callback(*args, **kwargs)
             except Exception as error:
-                self.show(error)
+                self.show(error, stays=not user_action)
 
         return guarded
 
-    def show(self, error: Exception) -> None:
+    def clear(self) -> None:
+        """Take the notice away."""
+        self._stays = False
+        self._say("")
+
+    def show(self, error: Exception, *, stays: bool = False) -> None:
         """Show and log an error."""
+        self._stays = stays
         self.errors.append(error)
         logger.error("a callback of the panel failed", exc_info=error)
         self._say(error_html(error))

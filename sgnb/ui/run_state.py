@@ -88,9 +88,10 @@ class RunState(traitlets.HasTraits):
         with self.lock:
             if self.is_active:
                 raise RuntimeError(
-                    "this panel's run is still going on: stop it first, or use panel(key=...) for another"
+                    "this panel's run is still going on: stop it first, or open another panel with panel(key=...)"
                 )
             run = Run.start(recipe) if kind == "run" else Run.start_comparison(recipe)
+            self.guard.clear()
             (Path(run.run_dir) / PANEL_FILE).write_text(json.dumps({"key": self.key, "kind": kind}))
             self.follow(run, kind)
 

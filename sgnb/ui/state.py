@@ -44,6 +44,7 @@ class PanelState(traitlets.HasTraits):
     problems = traitlets.Tuple()  # Of Problem.
     findings = traitlets.Tuple()  # Of Finding.
     machine = traitlets.Any(None)  # What describe_machine says; None while it is not known.
+    ignorance = traitlets.Unicode("")  # Why the facts could not be found out.
     undo_label = traitlets.Unicode("")  # What undo() would take back.
 
     def __init__(self, recipe: str | Recipe = "digits_dscnn") -> None:
@@ -126,13 +127,23 @@ class PanelState(traitlets.HasTraits):
                 self._enforce(recipe, base=self.base, pending=dict(self.pending))
 
     def learn(self, gather: Callable[[Recipe], tuple[dict[str, Any], Facts]] | None = None) -> None:
-        """Find out what is true of this machine and this recipe's model; slow, for a thread of its own."""
+        """Find out what is true of this machine and this recipe's model; slow, for a thread of its own.
+
+        What goes wrong there is kept in `ignorance` and raised; the rules then judge by the settings alone.
+        """
         with self.lock:
             recipe = self.recipe
-        machine, facts = (gather or gather_all)(recipe)
-        with self.lock:
+        try:
+            machine, facts = (gather or gather_all)(recipe)
+        except Exception as error:
+            with self.lock, self.hold_trait_notifications():
+                self._facts, self._facts_of = None, _subject(recipe)
+                self.ignorance = f"{type(error).__name__}: {error}"
+                self._judge()
+            raise
+        with self.lock, self.hold_trait_notifications():
             self._facts, self._facts_of = facts, _subject(recipe)
-            self.machine = machine
+            self.machine, self.ignorance = machine, ""
             self._judge()
 
     @property

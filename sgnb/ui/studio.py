@@ -196,14 +196,13 @@ def about_html(state: PanelState) -> str:
 def machine_text(machine: dict[str, Any] | None) -> str:
     """Return one line on the machine."""
     if machine is None:
-        return "This machine: looking…"
+        return "This machine: not known yet"
     devices = ", ".join(f"{device['name']} ({device['memory_gib']:.0f} GiB)" for device in machine.get("devices", []))
-    compiler = machine.get("compiler") or machine.get("compiler_problem") or "none"
     parts = [
         f"{machine.get('cores')} CPU cores, {machine.get('memory_gib', 0):.0f} GiB",
         devices or "no GPU",
         f"torch {machine.get('torch')}",
-        f"compiler: {compiler}",
+        machine.get("compiler_problem") or "can compile",
     ]
     return "This machine: " + "; ".join(parts)
 

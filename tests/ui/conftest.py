@@ -11,11 +11,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sgnb.events import EpochEnded, RunStarted
+from sgnb.pitfalls import Facts, Finding
+from sgnb.recipes import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "test-results"
@@ -118,6 +122,80 @@ def start_server(folder: Path, private: Path) -> tuple[subprocess.Popen[bytes], 
             time.sleep(0.2)
     os.killpg(server.pid, signal.SIGKILL)
     raise TimeoutError((private / "log").read_text())
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """The default recipe, writing below the test's own folder."""
+    return load_recipe("digits_dscnn", overrides=[f"ckpt_root_dir={tmp_path}"])
+
+
+@pytest.fixture
+def one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one rule, which hits while torch_compile is on: these tests are of the panel, not of the rules."""
+    finding = Finding(
+        code="XX101",
+        severity="warning",
+        title="A rule of this test",
+        reason="It is on.",
+        evidence="seen in this test",
+        fix={"torch_compile": False},
+        advice="Turn it off.",
+        source="https://example.org/rule",
+        field="torch_compile",
+    )
+
+    def judge(facts: Facts) -> tuple[Finding, ...]:
+        return (finding,) if facts.training_hyperparams.torch_compile else ()
+
+    monkeypatch.setattr("sgnb.ui.state.judge", judge)
+
+
+@pytest.fixture
+def started() -> RunStarted:
+    """The first event of a run of two epochs."""
+    return RunStarted(
+        experiment_name="digits",
+        run_dir="run",
+        device="cpu",
+        dtype="float32",
+        start_epoch=1,
+        max_epochs=2,
+        train_batches=20,
+        valid_batches=5,
+        batch_size=64,
+        num_parameters=1000,
+        training_hyperparams={},
+        machine={},
+    )
+
+
+@pytest.fixture
+def epoch_ended() -> Callable[..., EpochEnded]:
+    """A maker of the last event of an epoch, with a hostile metric."""
+    return make_epoch_ended
+
+
+def make_epoch_ended(epoch: int, seconds: float = 0.8) -> EpochEnded:
+    """Return an epoch of `seconds`."""
+    return EpochEnded(
+        epoch=epoch,
+        train_seconds=seconds,
+        valid_seconds=0.1,
+        train_loader_wait_seconds=0.05,
+        valid_loader_wait_seconds=0.01,
+        compile_seconds=0.0,
+        checkpoint_seconds=0.01,
+        train_loss=1.25,
+        valid_loss=1.5,
+        train_metrics={"Accuracy": 0.5},
+        valid_metrics={"Accuracy<b>": 0.625},
+        lr=0.1,
+        num_samples=1280,
+        num_updates=20,
+        skipped_updates=0,
+        peak_mib=100.0,
+    )
 
 
 @pytest.fixture(scope="module")
