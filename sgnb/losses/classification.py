@@ -23,7 +23,9 @@ class CrossEntropyLoss(nn.Module):
 
     weight: Tensor | None
 
-    def __init__(self, smooth_eps: float = 0.0, ignore_index: int = -100, weight: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, smooth_eps: float = 0.0, ignore_index: int = -100, weight: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         if not 0 <= smooth_eps < 1:
             raise ValueError(f"smooth_eps: expected at least 0 and less than 1, got {smooth_eps!r}")

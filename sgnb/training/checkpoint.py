@@ -1,4 +1,4 @@
-"""Checkpoints: SuperGradients' file names and keys, written whole or not at all, and loadable with `weights_only=True`."""
+"""Checkpoints: SuperGradients' file names and keys, written whole or not at all, loadable with `weights_only=True`."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ graphs are made before the first epoch, and one batch must agree with eager exec
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +81,9 @@ def compile_in_place(module: nn.Module, hp: TrainingHyperparams) -> None:
         dynamic=options.dynamic,
         backend=options.backend,
         # torch refuses a mode for every backend but inductor, and a mode together with options.
-        **({"options": options.options} if options.options else {"mode": mode} if options.backend == "inductor" else {}),
+        **(
+            {"options": options.options} if options.options else {"mode": mode} if options.backend == "inductor" else {}
+        ),
         disable=options.disable,
     )
 
@@ -103,7 +106,7 @@ class _Outcome:
 
 
 class WarmUp:
-    """Makes both graphs on real batches without leaving a trace in the model, and compares them with eager execution."""
+    """Makes both graphs on real batches, leaves no trace in the model, and compares them with eager execution."""
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class WarmUp:
     ) -> bool:
         """Compile, check, and return whether the run may go on compiled; if not, the model is eager again.
 
-        `train` and `valid` are batches of each size that will come (`valid` may be empty): the first is compared, and the
+        `train` and `valid` are batches of each size that will come (`valid` may be empty): the first is compared, the
         others bring out the graphs that a smaller batch needs (a convolution on the CPU has another below 16 samples).
 
         Raises:
@@ -164,7 +167,11 @@ class WarmUp:
         if not checked.agreed:
             self._uncompile(hp)
             reason = "compiled and eager execution of one batch disagree."
-            self.emit(CompileFailed(reason=reason, hint="Please report the model to PyTorch; nothing is wrong with your settings."))
+            self.emit(
+                CompileFailed(
+                    reason=reason, hint="Please report the model to PyTorch; nothing is wrong with your settings."
+                )
+            )
         return checked.agreed
 
     def _compiled(self, hp: TrainingHyperparams) -> list[nn.Module]:
@@ -231,20 +238,20 @@ def _compare(
 
 
 def _relative(value: float, reference: float) -> float:
-    if value == reference or (value != value and reference != reference):
+    if value == reference or (math.isnan(value) and math.isnan(reference)):
         return 0.0
     return abs(value - reference) / max(abs(reference), 1e-12)
 
 
 def _first_sentence(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else "it gave no reason"
     return f"{type(error).__name__}: {text[:300]}"
 
 
 def _hint(error: Exception) -> str:
     if "CUDA" in str(error):
-        return "Run once with CUDA_LAUNCH_BLOCKING=1 for the place of a CUDA error; a smaller batch helps when memory is short."
+        return "CUDA_LAUNCH_BLOCKING=1 shows the place of a CUDA error; a smaller batch helps when memory is short."
     return "torch_compile: False avoids the attempt; TORCH_LOGS=graph_breaks,recompiles tells more."
 
 

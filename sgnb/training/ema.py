@@ -1,8 +1,8 @@
 """An exponential moving average of the weights that works with torch.compile.
 
-The averages are plain tensors beside the model. For validation they are swapped into the live model, in place, so there is
-no second module, no second graph, and what is validated is what was averaged. SuperGradients' copy of a compiled module ran
-the live weights instead (its issue with `torch.compile`).
+The averages are plain tensors beside the model. For validation they are swapped into the live model, in place, so there
+is no second module, no second graph, and what is validated is what was averaged. SuperGradients' copy of a compiled
+module ran the live weights instead, which is why its page warns of EMA with `torch.compile`.
 """
 
 from __future__ import annotations

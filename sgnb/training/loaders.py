@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,10 @@ class Batch:
 
 
 def last_batch_size(loader: Any, limit: int) -> int | None:
-    """Return the size of a last batch that is smaller than the others, or None; a loader of another kind says nothing."""
+    """Return the size of a last batch that is smaller than the others, or None where the loader does not tell."""
     size, sampler = getattr(loader, "batch_size", None), getattr(loader, "sampler", None)
-    if not size or getattr(loader, "drop_last", True) or not hasattr(sampler, "__len__") or limit < len(loader):
+    whole = not getattr(loader, "drop_last", True) and limit == len(loader)
+    if not size or not whole or not isinstance(sampler, Sized):
         return None
     return len(sampler) % size or None
 
@@ -47,10 +48,13 @@ def num_batches(loader: Any, limit: int | None, where: str) -> int:
         length = len(loader)
     except TypeError:
         if limit is None:
-            raise DataError(f"{where}: has no length; give the length of an epoch with max_{where.split('_')[0]}_batches") from None
+            option = f"max_{where.removesuffix('_loader')}_batches"
+            raise DataError(f"{where}: has no length; give the length of an epoch with {option}") from None
         return limit
     if length == 0:
-        raise DataError(f"{where}: yields no batch; with drop_last=True a batch size above the number of samples does that")
+        raise DataError(
+            f"{where}: yields no batch; with drop_last=True a batch size above the number of samples does that"
+        )
     return length if limit is None else min(length, limit)
 
 

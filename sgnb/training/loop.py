@@ -1,8 +1,8 @@
 """The loop: epochs of training and validation, timed as SuperGradients' table times them, and split.
 
-An epoch's clock covers loader, transfer, forward, loss, backward, update, metrics and validation. Compiling, checkpoints and
-the first batch of the run (needed to warm up) are outside it, in compiled and eager runs alike. The device is synchronised
-at the borders of an epoch only.
+An epoch's clock covers loader, transfer, forward, loss, backward, update, metrics and validation. Compiling, checkpoints
+and the first batch of the run (needed to warm up) are outside it, in compiled and eager runs alike. The device is
+synchronised at the borders of an epoch only.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Loop:
         """Train until `max_epochs` or a stop."""
         compile_wanted = self.hp.torch_compile or self.hp.torch_compile_loss
         if compile_wanted:
-            # All graphs of one forward() share one limit, above which torch runs it eagerly for good. Without this, running
-            # a notebook's cell again and again would get there.
+            # All graphs of one forward() share one limit, above which torch runs it eagerly for good. Without this,
+            # running a notebook's cell again and again would get there.
             torch._dynamo.reset()
         with self.watcher:
             batches: Batches | None = self._new_batches(self.completed_epochs + 1)
@@ -286,7 +286,7 @@ class Loop:
         return loss, metrics
 
     def validate(self, loader: Any, epoch: int = 0) -> tuple[float, dict[str, float], float]:
-        """Return mean loss, metrics and the seconds that the loop waited for the loader, with the weights as they are."""
+        """Return mean loss, metrics and the seconds spent waiting for the loader, with the weights as they are."""
         tally = self._tally(self.valid_metrics, "training_hyperparams.valid_metrics_list")
         limit = num_batches(loader, self.hp.max_valid_batches, "valid_loader")
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Metrics by SuperGradients' names, by torchmetrics' names, or as torchmetrics objects. They hold their sums on the device."""
+"""Metrics by SuperGradients' names, by torchmetrics' names, or as torchmetrics objects; sums stay on the device."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def build_optimizer(model: nn.Module, hp: TrainingHyperparams) -> torch.optim.Op
         return cast(torch.optim.Optimizer, kind(groups, **{**defaults, **hp.optimizer_params}))
     except (TypeError, ValueError) as error:
         where = "training_hyperparams.optimizer_params"
-        raise HyperparamsError([Problem(where=where, message=f"{kind.__name__} does not take them: {error}")]) from error
+        raise HyperparamsError(
+            [Problem(where=where, message=f"{kind.__name__} does not take them: {error}")]
+        ) from error
 
 
 def _parameter_groups(model: nn.Module, hp: TrainingHyperparams) -> list[dict[str, Any]]:
@@ -69,7 +71,11 @@ def _parameter_groups(model: nn.Module, hp: TrainingHyperparams) -> list[dict[st
                 params = [parameters[name] for name in chosen]
                 groups.append({"params": params, "lr": rate, "initial_lr": rate, "name": prefix + suffix, **extra})
     if not groups:
-        problems.append(Problem(where="training_hyperparams.initial_lr", message="nothing is left to train: every parameter is frozen"))
+        problems.append(
+            Problem(
+                where="training_hyperparams.initial_lr", message="nothing is left to train: every parameter is frozen"
+            )
+        )
     if problems:
         raise HyperparamsError(problems)
     return groups

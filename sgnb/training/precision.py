@@ -29,7 +29,10 @@ def choose_dtype(hp: TrainingHyperparams, device: torch.device) -> tuple[torch.d
     dtype: torch.dtype = getattr(torch, hp.mixed_precision_dtype)
     emulated = dtype == torch.bfloat16 and not (gpu_computes_bf16(device) if on_gpu else cpu_computes_bf16())
     slow = emulated or (dtype == torch.float16 and not on_gpu)
-    return dtype, f"{hp.mixed_precision_dtype} is emulated on this {device.type}; expect a slower run." if slow else None
+    return (
+        dtype,
+        f"{hp.mixed_precision_dtype} is emulated on this {device.type}; expect a slower run." if slow else None,
+    )
 
 
 class Precision:
@@ -45,8 +48,11 @@ class Precision:
 
     def autocast(self) -> torch.autocast:
         """Return the region in which forward and loss run, in training and in validation alike."""
-        return torch.autocast(self.device.type, dtype=self.dtype if self.dtype != torch.float32 else None,
-                              enabled=self.dtype != torch.float32)
+        return torch.autocast(
+            self.device.type,
+            dtype=self.dtype if self.dtype != torch.float32 else None,
+            enabled=self.dtype != torch.float32,
+        )
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss` to those that are there."""

@@ -5,10 +5,21 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from typing import Any
 
 from tqdm.auto import tqdm
 
-from sgnb.events import CompileEnded, CompileFailed, CompileStarted, EpochEnded, EpochStarted, Event, RunEnded, StepEnded, sentence
+from sgnb.events import (
+    CompileEnded,
+    CompileFailed,
+    CompileStarted,
+    EpochEnded,
+    EpochStarted,
+    Event,
+    RunEnded,
+    StepEnded,
+    sentence,
+)
 
 _TICK_SECONDS = 1.0
 
@@ -17,11 +28,12 @@ class Progress:
     """A listener that shows events with tqdm. Without a terminal it writes one line for each thing worth a line."""
 
     def __init__(self) -> None:
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         self._lines = "ipykernel" not in sys.modules and not sys.stderr.isatty()
         self._ticker: threading.Event | None = None
 
     def __call__(self, event: Event) -> None:
+        """Show one event."""
         if isinstance(event, StepEnded):
             self._show_step(event)
             return
@@ -37,19 +49,20 @@ class Progress:
         if self._lines:
             return
         name = f"{'epoch' if event.phase == 'train' else 'validation'} {event.epoch}"
-        if self._bar is None or self._bar.desc != f"{name}: ":
+        bar = self._bar
+        if bar is None or bar.desc != f"{name}: ":
             self._close()
-            self._bar = tqdm(total=event.num_batches, desc=name, unit="batch", leave=False)
+            bar = self._bar = tqdm(total=event.num_batches, desc=name, unit="batch", leave=False)
         if event.loss is not None:
-            self._bar.set_postfix(loss=f"{event.loss:.4f}", lr=f"{event.lr:.2e}", refresh=False)
-        self._bar.update(event.batch - self._bar.n)
+            bar.set_postfix(loss=f"{event.loss:.4f}", lr=f"{event.lr:.2e}", refresh=False)
+        bar.update(event.batch - bar.n)
 
     def _start_ticking(self, text: str) -> None:
         tqdm.write(text, file=sys.stderr)
         if self._lines:
             return
         done, start = threading.Event(), time.monotonic()
-        bar: tqdm[None] = tqdm(desc=text, bar_format="{desc}", leave=False)
+        bar: tqdm[Any] = tqdm(desc=text, bar_format="{desc}", leave=False)
         self._bar, self._ticker = bar, done
 
         def tick() -> None:

@@ -1,7 +1,7 @@
 """Learning rates as pure functions of the update, with SuperGradients' schedules and meanings.
 
-An update is one optimizer step; `updates_per_epoch` is N, and an epoch counts from 0. Where SuperGradients counts batches
-(a warm-up that ends with the first epoch, accumulation that shifts the schedule), these count updates.
+An update is one optimizer step; `updates_per_epoch` is N, and an epoch counts from 0. Where SuperGradients counts
+batches (a warm-up that ends with the first epoch, accumulation that shifts the schedule), these count updates.
 """
 
 from __future__ import annotations

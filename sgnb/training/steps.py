@@ -20,7 +20,9 @@ class StepResult:
     output: Tensor
 
 
-def train_step(model: nn.Module, batch: Batch, *, criterion: nn.Module, precision: Precision, weight: float = 1.0) -> StepResult:
+def train_step(
+    model: nn.Module, batch: Batch, *, criterion: nn.Module, precision: Precision, weight: float = 1.0
+) -> StepResult:
     """Add the gradients of `weight` times the loss of one batch. `Precision.update` then makes the update."""
     with precision.autocast():
         output, loss = _forward(model, batch, criterion)

@@ -93,8 +93,8 @@ class Trainer:
     ) -> History:
         """Train `model` in place and return what happened.
 
-        With `ema` on, the model holds the averaged weights afterwards, as they were validated. Ctrl-C ends the run after
-        the current batch, with a checkpoint and a usable model; a second one raises.
+        With `ema` on, the model holds the averaged weights afterwards, as they were validated. Ctrl-C ends the run
+        after the current batch, with a checkpoint and a usable model; a second one raises.
 
         Args:
             model: Any module whose output the loss understands. It is moved to the device.
@@ -132,7 +132,9 @@ class Trainer:
                 writer.close()
         return history
 
-    def evaluate(self, model: nn.Module, loader: Any, training_hyperparams: Hyperparams | None = None) -> dict[str, float]:
+    def evaluate(
+        self, model: nn.Module, loader: Any, training_hyperparams: Hyperparams | None = None
+    ) -> dict[str, float]:
         """Return the mean loss and the metrics of `model` over `loader`, under `loss`, by name."""
         hp = TrainingHyperparams.from_dict(
             self.training_hyperparams if training_hyperparams is None else training_hyperparams
@@ -198,13 +200,17 @@ class Trainer:
         else:
             return None
         state = load_checkpoint(path, self.device)
-        lacking = [key for key in ("epoch", "optimizer_state_dict", "num_updates", "loader_generator") if key not in state]
+        lacking = [
+            key for key in ("epoch", "optimizer_state_dict", "num_updates", "loader_generator") if key not in state
+        ]
         if lacking:
             raise CheckpointError(f"{path}: holds weights but no run to go on with; it lacks {', '.join(lacking)}")
         loop.load(state, path)
         if loop.completed_epochs >= hp.max_epochs:
             where = "training_hyperparams.max_epochs"
-            message = f"{path} has completed {loop.completed_epochs} epochs; expected more than that, got {hp.max_epochs}"
+            message = (
+                f"{path} has completed {loop.completed_epochs} epochs; expected more than that, got {hp.max_epochs}"
+            )
             raise HyperparamsError([Problem(where=where, message=message)])
         return path
 
@@ -257,7 +263,9 @@ def _device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = torch.device(device)
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: {device} was asked for, but torch sees no GPU here; leave device out to take the CPU")
+        raise ValueError(
+            f"device: {device} was asked for, but torch sees no GPU here; leave device out to take the CPU"
+        )
     return chosen
 
 

@@ -24,8 +24,13 @@ class Setup:
     def new_model(self):
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-            nn.Dropout(self.dropout), nn.Linear(8, 4),
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(self.dropout),
+            nn.Linear(8, 4),
         )
 
     def loaders(self):

@@ -49,5 +49,6 @@ def test_all_wrong_metrics_are_named_at_once():
     assert str(second).startswith("training_hyperparams.valid_metrics_list.1: ")
     assert "unexpected keyword argument 'k'" in str(second)
     assert str(third) == (
-        "training_hyperparams.valid_metrics_list.2: expected a name, {name: {arguments}} or a torchmetrics object, got 7"
+        "training_hyperparams.valid_metrics_list.2: "
+        "expected a name, {name: {arguments}} or a torchmetrics object, got 7"
     )

@@ -28,7 +28,9 @@ def test_the_users_parameters_win():
 
 def test_an_unknown_parameter_is_named():
     hp = TrainingHyperparams(optimizer="SGD", optimizer_params={"momentun": 0.5})
-    with pytest.raises(HyperparamsError, match=r"^training_hyperparams.optimizer_params: SGD does not take them: .*momentun"):
+    with pytest.raises(
+        HyperparamsError, match=r"^training_hyperparams.optimizer_params: SGD does not take them: .*momentun"
+    ):
         build_optimizer(a_model(), hp)
 
 

@@ -16,8 +16,18 @@ CPU = torch.device("cpu")
     [
         ({}, False, torch.float32, None),
         ({"mixed_precision": True}, True, torch.bfloat16, None),
-        ({"mixed_precision": True}, False, torch.float32, "no bfloat16 arithmetic to gain from, so the run is in float32"),
-        ({"mixed_precision": True, "mixed_precision_dtype": "bfloat16"}, False, torch.bfloat16, "is emulated on this cpu"),
+        (
+            {"mixed_precision": True},
+            False,
+            torch.float32,
+            "no bfloat16 arithmetic to gain from, so the run is in float32",
+        ),
+        (
+            {"mixed_precision": True, "mixed_precision_dtype": "bfloat16"},
+            False,
+            torch.bfloat16,
+            "is emulated on this cpu",
+        ),
         ({"mixed_precision": True, "mixed_precision_dtype": "float16"}, True, torch.float16, "is emulated on this cpu"),
     ],
 )

@@ -32,12 +32,12 @@ def test_exponential_multiplies_once_an_epoch_smoothly():
 
 def test_step_multiplies_after_the_named_epochs():
     found = rates(lr_mode="StepLRScheduler", lr_updates=[1, 3], lr_decay_factor=0.1)
-    assert found[:: N] == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert found[::N] == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
 def test_step_frequency_may_be_a_fraction_of_epochs():
     found = rates(lr_mode="StepLRScheduler", step_lr_update_freq=1.5, lr_decay_factor=0.1)  # After epochs 2, 3, 5.
-    assert found[:: N] == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.001, 0.001])
+    assert found[::N] == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.001, 0.001])
 
 
 def test_warm_up_by_epochs_rises_in_steps_and_the_schedule_begins_after_it():
@@ -48,7 +48,9 @@ def test_warm_up_by_epochs_rises_in_steps_and_the_schedule_begins_after_it():
 
 
 def test_warm_up_by_updates_may_be_longer_than_an_epoch():
-    found = rates(lr_mode="PolyLRScheduler", warmup_mode="LinearBatchLRWarmup", lr_warmup_steps=25, warmup_initial_lr=0.0)
+    found = rates(
+        lr_mode="PolyLRScheduler", warmup_mode="LinearBatchLRWarmup", lr_warmup_steps=25, warmup_initial_lr=0.0
+    )
     assert found[:25] == pytest.approx([0.1 * k / 24 for k in range(25)])
     assert found[25:] == pytest.approx([0.1 * (1 - k / 35) ** 0.9 for k in range(35)])
 
