@@ -1,4 +1,4 @@
-"""Pitfalls of a run, told before it starts: rules as data, judged on facts. Nothing here imports torch until facts are gathered."""
+"""Pitfalls of a run, told before it starts: rules as data, judged on facts. Only gathering facts imports torch."""
 
 from __future__ import annotations
 

@@ -42,8 +42,9 @@ RULES = (
         field="ema",
         evidence=_with_compile,
         reason=(
-            "Elsewhere the copy of a compiled model goes on running the live weights, so that the average is never validated. "
-            "Here the averaged weights are swapped into the one compiled model for validation: no second graph, no conflict."
+            "Elsewhere the copy of a compiled model goes on running the live weights, so that the average is never "
+            "validated. Here the averaged weights are swapped into the one compiled model for validation: no second "
+            "graph, no conflict."
         ),
         source=_PAGE,
     ),
@@ -54,8 +55,8 @@ RULES = (
         field="ema_params.decay",
         evidence=_too_slow,
         reason=(
-            "Much of the average at the end is weights from early in training, so it is likely to validate worse than the "
-            "live weights. decay_type threshold grows the decay with the number of updates."
+            "Much of the average at the end is weights from early in training, so it is likely to validate worse than "
+            "the live weights. decay_type threshold grows the decay with the number of updates."
         ),
         fix={"ema_params.decay_type": "threshold"},
         advice="Or lower ema_params.decay, or train longer.",

@@ -42,7 +42,7 @@ RULES = (
         code="BN101",
         severity="error",
         title="BatchNorm1d fails on a training batch of one sample",
-        field="torch_compile",
+        field="",
         evidence=_batchnorm_fails,
         reason="It needs more than one value per channel to estimate a variance, and raises an error without.",
         advice=_DROP_LAST,
@@ -52,11 +52,11 @@ RULES = (
         code="BN102",
         severity="warning",
         title="BatchNorm normalises a training batch of one sample",
-        field="torch_compile",
+        field="",
         evidence=_batchnorm_guesses,
         reason=(
-            "The statistics of a single sample are a poor estimate and enter the running averages; where a layer sees one "
-            "value per channel, as after global pooling, torch raises an error."
+            "The statistics of a single sample are a poor estimate and enter the running averages; where a layer sees "
+            "one value per channel, as after global pooling, torch raises an error."
         ),
         advice=_DROP_LAST,
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html",
@@ -67,7 +67,10 @@ RULES = (
         title="A last batch of one sample is compiled by itself",
         field="torch_compile",
         evidence=_graph_of_its_own,
-        reason="The compiler treats sizes 0 and 1 as special cases, so this batch costs one more graph; other sizes share one.",
+        reason=(
+            "The compiler treats sizes 0 and 1 as special cases, so this batch costs one more graph; other sizes share "
+            "one."
+        ),
         advice=_DROP_LAST,
         source="https://docs.pytorch.org/docs/stable/torch.compiler_dynamic_shapes.html",
     ),

@@ -99,7 +99,10 @@ RULES = (
         title="This machine cannot compile: the run goes on without",
         field="torch_compile",
         evidence=_runs_eagerly,
-        reason="The engine notices this before the first epoch, says so and trains eagerly. Nothing is compiled, nothing gets faster.",
+        reason=(
+            "The engine notices this before the first epoch, says so and trains eagerly. Nothing is compiled, nothing "
+            "gets faster."
+        ),
         fix={"torch_compile": False, "torch_compile_loss": False},
         advice="Or install what is missing and look again.",
         source=_COMPILE_DOCS,
@@ -164,8 +167,8 @@ RULES = (
         field="torch_compile",
         evidence=_cannot_repay,
         reason=(
-            "Even the largest improvement that SuperGradients measured, 63.9 % of an epoch, would save less time in this run "
-            "than the compiler takes."
+            "Even the largest improvement that SuperGradients measured, 63.9 % of an epoch, would save less time in "
+            "this run than the compiler takes."
         ),
         fix={"torch_compile": False, "torch_compile_loss": False},
         advice="Or train for more epochs.",
@@ -178,8 +181,8 @@ RULES = (
         field="torch_compile",
         evidence=_is_short,
         reason=(
-            "Compiling takes from seconds to minutes, once, before the first epoch. compare() measures both and says after "
-            "how many epochs it has paid for itself."
+            "Compiling takes from seconds to minutes, once, before the first epoch. compare() measures both and says "
+            "after how many epochs it has paid for itself."
         ),
         source="https://github.com/pytorch/pytorch/issues/97783",
     ),
@@ -189,7 +192,10 @@ RULES = (
         title="This backend takes no mode",
         field="torch_compile_mode",
         evidence=_mode_is_dropped,
-        reason="Modes are presets of the inductor backend; torch refuses them for others, so the engine leaves the mode out.",
+        reason=(
+            "Modes are presets of the inductor backend; torch refuses them for others, so the engine leaves the mode "
+            "out."
+        ),
         fix={"torch_compile_mode": "default", "torch_compile_options.mode": None},
         source=_COMPILE_DOCS,
     ),
@@ -197,7 +203,7 @@ RULES = (
         code="TC110",
         severity="warning",
         title="Timings are not those of a normal run",
-        field="torch_compile",
+        field="",
         evidence=_launches_block,
         reason=(
             "With CUDA_LAUNCH_BLOCKING=1 Python waits for every kernel, so that errors point at the right line. "
@@ -214,8 +220,8 @@ RULES = (
         evidence=_cuda_errors_are_vague,
         reason="Kernels run behind Python's back, so an error shows up later than it happened.",
         advice=(
-            "If a CUDA error comes up, start Python with CUDA_LAUNCH_BLOCKING=1 once to see where; if it goes away with a "
-            "smaller batch, it was memory."
+            "If a CUDA error comes up, start Python with CUDA_LAUNCH_BLOCKING=1 once to see where; if it goes away "
+            "with a smaller batch, it was memory."
         ),
         source=_PAGE,
     ),

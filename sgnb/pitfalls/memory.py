@@ -52,8 +52,8 @@ def _on_cpu(facts: Facts, mode: str) -> str | None:
 
 
 _OVERWRITTEN = (
-    "CUDA graphs reuse the memory of the step before, where the gradients that are being summed still lie: torch raises "
-    "'accessing tensor output of CUDAGraphs that has been overwritten'. Cloning and marking steps do not help."
+    "CUDA graphs reuse the memory of the step before, where the gradients that are being summed still lie: torch "
+    "raises 'accessing tensor output of CUDAGraphs that has been overwritten'. Cloning and marking steps do not help."
 )
 
 RULES = (
@@ -64,8 +64,8 @@ RULES = (
         field="torch_compile",
         evidence=_more_memory,
         reason=(
-            "SuperGradients saw peaks that called for up to half the batch size, above all while compiling. Where the model fits "
-            "well, there is nothing to do."
+            "SuperGradients saw peaks that called for up to half the batch size, above all while compiling. Where the "
+            "model fits well, there is nothing to do."
         ),
         advice="If the run ends with out of memory, halve the batch size and double batch_accumulate.",
         source=_PAGE,
@@ -119,7 +119,9 @@ RULES = (
         title="max-autotune brings no CUDA graphs without a GPU",
         field="torch_compile_mode",
         evidence=lambda facts: _on_cpu(facts, "max-autotune"),
-        reason="What is left on a CPU is the search for faster kernels, which makes compilation longer and may pay or not.",
+        reason=(
+            "What is left on a CPU is the search for faster kernels, which makes compilation longer and may pay or not."
+        ),
         advice="compare() tells whether it pays; mode default compiles fastest.",
         source=_MODES,
     ),

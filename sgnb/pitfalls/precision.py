@@ -70,8 +70,8 @@ RULES = (
         field="mixed_precision",
         evidence=_float32_with_compile,
         reason=(
-            "The largest gains of torch.compile on GPUs were measured together with mixed precision; in float32 there may "
-            "be none. This GPU computes faster in 16 bits."
+            "The largest gains of torch.compile on GPUs were measured together with mixed precision; in float32 there "
+            "may be none. This GPU computes faster in 16 bits."
         ),
         fix={"mixed_precision": True},
         source=_PAGE,
@@ -96,8 +96,8 @@ RULES = (
         field="mixed_precision",
         evidence=_nothing_to_gain_on_cpu,
         reason=(
-            "This CPU would only emulate bfloat16, which is slower than float32, so the engine stays in float32. A timing "
-            "of this run says nothing about mixed precision."
+            "This CPU would only emulate bfloat16, which is slower than float32, so the engine stays in float32. A "
+            "timing of this run says nothing about mixed precision."
         ),
         fix={"mixed_precision": False},
         source="https://docs.pytorch.org/docs/stable/amp.html",
@@ -119,8 +119,8 @@ RULES = (
         field="mixed_precision_dtype",
         evidence=_float16_on_cpu,
         reason=(
-            "Few CPUs compute in float16, and its small range costs updates that overflow. auto takes bfloat16 where the "
-            "CPU computes in it, else float32."
+            "Few CPUs compute in float16, and its small range costs updates that overflow. auto takes bfloat16 where "
+            "the CPU computes in it, else float32."
         ),
         fix={"mixed_precision_dtype": "auto"},
         source="https://docs.pytorch.org/docs/stable/amp.html",
@@ -132,8 +132,8 @@ RULES = (
         field="mixed_precision_dtype",
         evidence=_bfloat16_emulated_on_gpu,
         reason=(
-            "GPUs before compute capability 8.0 have no bfloat16 arithmetic: some operations are slow, others fail. auto "
-            "takes float16 with a loss scale here."
+            "GPUs before compute capability 8.0 have no bfloat16 arithmetic: some operations are slow, others fail. "
+            "auto takes float16 with a loss scale here."
         ),
         fix={"mixed_precision_dtype": "auto"},
         source="https://github.com/pytorch/pytorch/issues/148322",

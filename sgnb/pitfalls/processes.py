@@ -40,7 +40,9 @@ RULES = (
         title="SyncBN has nothing to synchronise in one process",
         field="sync_bn",
         evidence=_sync_bn_alone,
-        reason="It shares BatchNorm statistics between processes. With one process the BatchNorm layers stay as they are.",
+        reason=(
+            "It shares BatchNorm statistics between processes. With one process the BatchNorm layers stay as they are."
+        ),
         fix={"sync_bn": False},
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html",
     ),
@@ -51,8 +53,9 @@ RULES = (
         field="sync_bn",
         evidence=_sync_bn_with_compile,
         reason=(
-            "Elsewhere each SyncBatchNorm layer breaks the graph and takes the gain of torch.compile away. This version trains "
-            "in one process, where there is nothing to synchronise: the BatchNorm layers stay, and the graph stays whole."
+            "Elsewhere each SyncBatchNorm layer breaks the graph and takes the gain of torch.compile away. This "
+            "version trains in one process, where there is nothing to synchronise: the BatchNorm layers stay, and the "
+            "graph stays whole."
         ),
         fix={"sync_bn": False},
         source=_PAGE,
@@ -61,7 +64,7 @@ RULES = (
         code="DDP103",
         severity="error",
         title="This version trains in one process on one device",
-        field="sync_bn",
+        field="",
         evidence=_several_gpus,
         reason="The recipe asks for several GPUs; the run would not use them.",
         advice="Set num_gpus=1 and multi_gpu=Off in the recipe.",
@@ -71,9 +74,12 @@ RULES = (
         code="DDP104",
         severity="error",
         title="Each process that torchrun started would train a model of its own",
-        field="sync_bn",
+        field="",
         evidence=_several_processes,
-        reason="This version does not exchange gradients: the processes would do the same work, and overwrite each other's files.",
+        reason=(
+            "This version does not exchange gradients: the processes would do the same work, and overwrite each "
+            "other's files."
+        ),
         advice="Start the command with python instead of torchrun.",
         source="https://docs.pytorch.org/docs/stable/elastic/run.html",
     ),

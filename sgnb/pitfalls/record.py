@@ -26,7 +26,7 @@ class Pitfall:
     code: str  # Theme and number, never used for another rule.
     severity: Severity
     title: str
-    field: str  # The hyperparameter that it belongs to, relative to training_hyperparams.
+    field: str  # The hyperparameter that it belongs to, relative to training_hyperparams; "" for none.
     evidence: Callable[[Facts], str | None]
     reason: str
     fix: Mapping[str, Any] | None = None  # Dotted names relative to training_hyperparams.
@@ -48,8 +48,13 @@ class Finding:
     advice: str = ""
     source: str = ""
 
+    @property
+    def where(self) -> str:
+        """Code and hyperparameter."""
+        return f"{self.code}, {self.field}" if self.field else self.code
+
     def __str__(self) -> str:
-        lines = [f"{self.severity} {self.code}, {self.field}: {self.title}", f"  {self.reason}"]
+        lines = [f"{self.severity} {self.where}: {self.title}", f"  {self.reason}"]
         lines += [f"  Seen here: {self.evidence}."]
         lines += [f"  {self.advice}"] if self.advice else []
         lines += [f"  Fix: {fix_text(self.fix)}"] if self.fix else []
@@ -169,7 +174,7 @@ def _counted(count: int, severity: Severity) -> str:
 
 
 def _as_html(finding: Finding) -> str:
-    head = html.escape(f"{finding.severity.capitalize()} {finding.code}, {finding.field}: {finding.title}")
+    head = html.escape(f"{finding.severity.capitalize()} {finding.where}: {finding.title}")
     body = html.escape(" ".join(text for text in (finding.reason, finding.advice) if text))
     parts = [f"Seen here: {html.escape(finding.evidence)}"]
     if finding.fix:
