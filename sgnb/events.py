@@ -108,7 +108,7 @@ class EpochStarted(_Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnded(_Event):
-    """A sign of life, a few times a second at most. `loss` (training only) may be some steps old; None: not known yet."""
+    """A sign of life, a few times a second at most. `loss` (training only) may be some steps old; None: unknown yet."""
 
     phase: Phase
     epoch: int
@@ -261,6 +261,7 @@ class EventWriter:
             self._file.write(b"\n")  # A killed process left half a line; the reader will name it.
 
     def __call__(self, event: Event) -> None:
+        """Append the event."""
         self._file.write(to_json(event).encode() + b"\n")
 
     def close(self) -> None:

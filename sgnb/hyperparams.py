@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 Where = tuple[str | int, ...]
@@ -52,14 +53,17 @@ class HyperparamsError(ValueError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean ...?" for the closest of `known`, or an empty string."""
-    matches = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
+    names = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), list(names), n=1)
+    return f"; did you mean {names[matches[0]]}?" if matches else ""
 
 
 class Record(BaseModel):
     """A frozen, keyword-only record that reports all its problems at once, with dotted names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
 
     def __init__(self, /, **values: Any) -> None:
         try:
@@ -76,7 +80,7 @@ class Record(BaseModel):
             except ValidationError:
                 raise HyperparamsError(problems) from None
             raise HyperparamsError(problems) from None
-        contradictions = self._contradictions()
+        contradictions = [*_infinities_in(self), *self._contradictions()]
         if contradictions:
             raise HyperparamsError(contradictions)
 
@@ -107,8 +111,44 @@ def _changed(record: BaseModel) -> dict[str, Any]:
             if nested:
                 changed[name] = nested
         elif field.is_required() or type(value) is not type(default) or value != default:
-            changed[name] = list(value) if isinstance(value, tuple) else value
+            changed[name] = _own(value)
     return changed
+
+
+def _own(value: Any) -> Any:
+    """Return a copy that shares no mapping or list with `value`; tuples become lists, numpy's scalars numbers."""
+    if isinstance(value, Mapping):
+        return {key: _own(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_own(item) for item in value]
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def _infinities_in(record: Record) -> list[Problem]:
+    """Return the problems that pydantic does not see: infinite numbers and NaN inside mappings and lists."""
+    return [
+        Problem(where=where, message=f"expected a finite number, got {value!r}")
+        for name in type(record).model_fields
+        if not isinstance(getattr(record, name), BaseModel)
+        for where, value in _leaves(getattr(record, name), f"{record._prefix()}.{name}".removeprefix("."))
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
+
+
+def _leaves(value: object, where: str) -> Iterator[tuple[str, object]]:
+    """Yield (dotted name, value) of all that lies in nested mappings and lists."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{where}.{index}")
+    else:
+        yield where, value
 
 
 def _problems_of(record: type[Record], values: Mapping[str, Any], details: list[ErrorDetails]) -> list[Problem]:
@@ -129,7 +169,8 @@ def _problems_of(record: type[Record], values: Mapping[str, Any], details: list[
             problems[problems.index(earlier)] = Problem(where=dotted, message=f"{message}, got {got}")
         elif problem not in problems:
             problems.append(problem)
-    return problems
+    # Of a union, the branch that went deeper is the one that was meant.
+    return [p for p in problems if not any(other.where.startswith(f"{p.where}.") for other in problems)]
 
 
 def _names_a_union_branch(part: str | int, values: Mapping[str, Any], loc: Where) -> bool:
@@ -141,7 +182,7 @@ def _names_a_union_branch(part: str | int, values: Mapping[str, Any], loc: Where
         if isinstance(value, Mapping) and key in value:
             value = value[key]
     known = isinstance(value, Mapping) and part in value
-    return not known and not part.isidentifier() or part in ("float", "int", "str", "bool", "none", "[key]")
+    return (not known and not part.isidentifier()) or part in ("float", "int", "str", "bool", "none", "[key]")
 
 
 _NEEDS = {
@@ -159,6 +200,7 @@ _NEEDS = {
     "finite_number": "a finite number",
     "none_required": "null",
 }
+_SHOWN = 120  # Characters of a wrong value that a message repeats.
 _BOUNDS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -168,37 +210,48 @@ _BOUNDS = {
 
 
 def _message(record: type[BaseModel], where: Where, detail: ErrorDetails) -> str:
-    kind, got, ctx = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == "extra_forbidden":
-        known = _record_at(record, where[:-1]).model_fields
-        return f"no such key{nearest(str(where[-1]), known)}"
-    if kind == "missing":
-        return "is required, and is missing"
-    if kind == "literal_error":
-        return f"expected one of {str(ctx['expected']).replace(' or ', ', ')}, got {got!r}{_hint_for_alternatives(got)}"
-    if kind in _BOUNDS:
-        words, key = _BOUNDS[kind]
-        return f"expected {words} {ctx[key]:g}, got {got!r}"
-    if kind in _NEEDS:
-        return f"expected {_NEEDS[kind]}, got {got!r}{_hint_for_numbers(kind, got)}"
-    if kind == "string_pattern_mismatch":
-        return f"expected a plain file name, got {got!r}"
+    kind, given, ctx = detail["type"], detail["input"], detail.get("ctx", {})
+    got = _shown(given)
     text = detail["msg"].removeprefix("Value error, ")
-    return text if kind == "value_error" else f"{text[0].lower()}{text[1:]}, got {got!r}"
+    if kind == "extra_forbidden":
+        message = f"no such key{nearest(str(where[-1]), _record_at(record, where[:-1]).model_fields)}"
+    elif kind == "missing":
+        message = "is required, and is missing"
+    elif kind == "literal_error":
+        alternatives = str(ctx["expected"]).replace(" or ", ", ")
+        message = f"expected one of {alternatives}, got {got}{_hint_for_alternatives(given, alternatives)}"
+    elif kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        message = f"expected {words} {ctx[key]:g}, got {got}"
+    elif kind in _NEEDS:
+        message = f"expected {_NEEDS[kind]}, got {got}{_hint_for_numbers(kind, given)}"
+    elif kind == "string_pattern_mismatch":
+        message = f"expected a plain file name, got {got}"
+    else:
+        message = text if kind == "value_error" else f"{text[0].lower()}{text[1:]}, got {got}"
+    return message
 
 
-def _hint_for_alternatives(got: object) -> str:
-    return " (write one of the alternatives, not all of them)" if isinstance(got, str) and "|" in got else ""
+def _shown(value: object) -> str:
+    """Return the repr of a value, cut where a report would become unreadable."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits.
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _hint_for_numbers(kind: str, got: object) -> str:
-    # YAML 1.1 reads 1e-3 as a text: it wants a dot, as in 1.0e-3.
-    if kind in ("float_type", "int_type") and isinstance(got, str):
-        try:
-            float(got)
-        except ValueError:
-            return ""
-        return f" (a text; YAML reads {got} as a number when it is written {float(got)!r} without quotes)"
+def _hint_for_alternatives(given: object, alternatives: str) -> str:
+    if not isinstance(given, str):
+        return ""
+    if "|" in given:
+        return " (write one of the alternatives, not all of them)"
+    return nearest(given, [name.strip("'") for name in alternatives.split(", ")])
+
+
+def _hint_for_numbers(kind: str, given: object) -> str:
+    if kind == "int_type" and isinstance(given, str) and given.strip().lstrip("+-").isdecimal():
+        return f" (a text; write {given.strip()} without quotes)"
     return ""
 
 
@@ -222,22 +275,24 @@ def _number_from_text(value: object) -> object:
     # PyYAML follows YAML 1.1, where `1e-3` is a text. People write it all the time, and it can mean only one thing.
     if isinstance(value, str):
         try:
-            number = float(value)
+            return float(value)
         except ValueError:
             return value
-        return number if math.isfinite(number) else value
     return value
 
 
-def _off_is_none(value: object) -> object:
-    return None if value is False else value
+def _number_from_numpy(value: object) -> object:
+    return value if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
 
 
 Positive = Annotated[float, BeforeValidator(_number_from_text), Field(gt=0)]
 NonNegative = Annotated[float, BeforeValidator(_number_from_text), Field(ge=0)]
 Fraction = Annotated[float, BeforeValidator(_number_from_text), Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
-PositiveCount = Annotated[int, Field(ge=1)]
+Count = Annotated[int, BeforeValidator(_number_from_numpy), Field(ge=0)]
+PositiveCount = Annotated[int, BeforeValidator(_number_from_numpy), Field(ge=1)]
+Arguments = Annotated[dict[str, Any], AfterValidator(_own)]
+Named = Annotated[Any, AfterValidator(_own)]  # A name, {name: {arguments}}, or an object.
+Metrics = Annotated[tuple[Named, ...], BeforeValidator(_as_tuple)]
 FileName = Annotated[str, Field(pattern=r"^[\w.\-]+$")]
 Schedule = Literal[
     "StepLRScheduler", "PolyLRScheduler", "CosineLRScheduler", "ExponentialLRScheduler", "FunctionLRScheduler"
@@ -257,7 +312,9 @@ class EmaParams(Record):
     decay_type: Literal["constant", "threshold", "exp"] = Field(
         "exp", description="How the decay grows to its full strength over the run's updates."
     )
-    beta: Positive = Field(15.0, description="How fast decay_type exp grows: decay * (1 - exp(-beta * update / updates)).")
+    beta: Positive = Field(
+        15.0, description="How fast decay_type exp grows: decay * (1 - exp(-beta * update / updates))."
+    )
 
     @classmethod
     def _prefix(cls) -> str:
@@ -271,9 +328,11 @@ class TorchCompileOptions(Record):
         None, description="The same as torch_compile_mode."
     )
     fullgraph: bool = Field(False, description="Fail on a graph break instead of running the broken part eagerly.")
-    dynamic: bool | None = Field(None, description="None: the batch dimension alone may vary, so two graphs are enough.")
+    dynamic: bool | None = Field(
+        None, description="None: the batch dimension alone may vary, so two graphs are enough."
+    )
     backend: str = Field("inductor", description="The compiler behind the graph.")
-    options: dict[str, Any] | None = Field(None, description="Options of the backend; not together with a mode.")
+    options: Arguments | None = Field(None, description="Options of the backend; not together with a mode.")
     disable: bool = Field(False, description="Make torch.compile do nothing.")
 
     @classmethod
@@ -302,22 +361,32 @@ class TrainingHyperparams(Record):
     )
     # Averaging
     ema: bool = _option(
-        False, "Keep an exponential moving average of the weights; it is what is validated.", group="averaging", main=True
+        False,
+        "Keep an exponential moving average of the weights; it is what is validated.",
+        group="averaging",
+        main=True,
     )
     ema_params: EmaParams = _option(EmaParams(), "How the weights are averaged.", group="averaging")
     # Processes
     sync_bn: bool = _option(
-        False, "BatchNorm statistics over all processes. One process has nothing to synchronise.", group="processes", main=True
+        False,
+        "BatchNorm statistics over all processes. One process has nothing to synchronise.",
+        group="processes",
+        main=True,
     )
     # Optimisation
-    max_epochs: PositiveCount = _option(10, "Passes over the training set.", group="optimisation", unit="epochs", main=True)
-    optimizer: Any = _option("SGD", "SGD, Adam, AdamW, RMSprop; or a class or an instance.", group="optimisation", main=True)
-    optimizer_params: dict[str, Any] = _option({}, "Arguments of the optimizer, over its defaults.", group="optimisation")
+    max_epochs: PositiveCount = _option(
+        10, "Passes over the training set.", group="optimisation", unit="epochs", main=True
+    )
+    optimizer: Any = _option(
+        "SGD", "SGD, Adam, AdamW, RMSprop; or a class or an instance.", group="optimisation", main=True
+    )
+    optimizer_params: Arguments = _option({}, "Arguments of the optimizer, over its defaults.", group="optimisation")
     zero_weight_decay_on_bias_and_bn: bool = _option(
         False, "No weight decay on biases and normalisation layers.", group="optimisation"
     )
-    loss: Any = _option("CrossEntropyLoss", "A loss by name, {name: {arguments}}, or a module.", group="optimisation")
-    criterion_params: dict[str, Any] = _option({}, "Arguments of a loss given by name.", group="optimisation")
+    loss: Named = _option("CrossEntropyLoss", "A loss by name, {name: {arguments}}, or a module.", group="optimisation")
+    criterion_params: Arguments = _option({}, "Arguments of a loss given by name.", group="optimisation")
     batch_accumulate: PositiveCount = _option(
         1, "Batches whose mean gradient makes one update.", group="optimisation", unit="batches"
     )
@@ -325,7 +394,7 @@ class TrainingHyperparams(Record):
     # Schedule
     initial_lr: Positive | dict[str, NonNegative] | None = _option(
         0.01,
-        "Peak learning rate; or {parameter name prefix: rate} with a default (0 freezes); None with an optimizer instance.",
+        "Peak learning rate; {parameter name prefix: rate} with a default (0 freezes); None with an optimizer instance.",
         group="schedule",
         main=True,
     )
@@ -347,18 +416,18 @@ class TrainingHyperparams(Record):
     cosine_final_lr_ratio: Fraction = _option(0.01, "Last rate of CosineLRScheduler over the first.", group="schedule")
     lr_warmup_epochs: Count = _option(0, "Epochs of linear warm-up.", group="schedule", unit="epochs", main=True)
     lr_warmup_steps: Count = _option(0, "Updates of linear warm-up, of any number.", group="schedule", unit="updates")
-    warmup_mode: Annotated[Literal["LinearEpochLRWarmup", "LinearBatchLRWarmup"], BeforeValidator(_modern_name)] = _option(
-        "LinearEpochLRWarmup", "Whether the rate rises once an epoch or at every update.", group="schedule"
+    warmup_mode: Annotated[Literal["LinearEpochLRWarmup", "LinearBatchLRWarmup"], BeforeValidator(_modern_name)] = (
+        _option("LinearEpochLRWarmup", "Whether the rate rises once an epoch or at every update.", group="schedule")
     )
     warmup_initial_lr: NonNegative | None = _option(
         None, "Rate at the start of the warm-up; None: initial_lr / (length + 1).", group="schedule"
     )
     lr_cooldown_epochs: Count = _option(0, "Last epochs, at the schedule's last rate.", group="schedule", unit="epochs")
     # Metrics and validation
-    train_metrics_list: Annotated[tuple[Any, ...], BeforeValidator(_as_tuple)] | None = _option(
+    train_metrics_list: Metrics | None = _option(
         None, "Metrics of the training loop. None: those of the validation.", group="metrics"
     )
-    valid_metrics_list: Annotated[tuple[Any, ...], BeforeValidator(_as_tuple)] | None = _option(
+    valid_metrics_list: Metrics | None = _option(
         None, "Metrics of the validation. None: Accuracy for CrossEntropyLoss, else none.", group="metrics"
     )
     metric_to_watch: str | None = _option(
@@ -370,7 +439,9 @@ class TrainingHyperparams(Record):
     run_validation_freq: PositiveCount = _option(1, "Epochs between two validations.", group="metrics", unit="epochs")
     # The run
     seed: Count = _option(42, "Seed of torch, numpy and random.", group="run")
-    max_train_batches: PositiveCount | None = _option(None, "Stop each training epoch early.", group="run", unit="batches")
+    max_train_batches: PositiveCount | None = _option(
+        None, "Stop each training epoch early.", group="run", unit="batches"
+    )
     max_valid_batches: PositiveCount | None = _option(None, "Stop each validation early.", group="run", unit="batches")
     silent_mode: bool = _option(False, "Show no progress.", group="run")
     # Checkpoints
@@ -378,7 +449,9 @@ class TrainingHyperparams(Record):
     ckpt_best_name: FileName = _option("ckpt_best.pth", "File of the best weights.", group="checkpoints")
     resume: bool = _option(False, "Go on with the newest run of this experiment, or with run_id.", group="checkpoints")
     run_id: FileName | None = _option(None, "The run directory to resume.", group="checkpoints")
-    resume_path: str | None = _option(None, "A checkpoint file to go on from, in a new run directory.", group="checkpoints")
+    resume_path: str | None = _option(
+        None, "A checkpoint file to go on from, in a new run directory.", group="checkpoints"
+    )
 
     @classmethod
     def _prefix(cls) -> str:
@@ -403,13 +476,19 @@ class TrainingHyperparams(Record):
 
     @classmethod
     def from_yaml(cls, source: str | Path) -> TrainingHyperparams:
-        """Read a YAML text, or a file when given a `Path`: flat, or under `training_hyperparams:`."""
-        text = source.read_text() if isinstance(source, Path) else source
-        values = yaml.safe_load(text) or {}
-        if isinstance(values, Mapping):
-            for name in ("training_hyperparams", "training_params"):
-                if set(values) == {name}:
-                    values = values[name]
+        """Read a YAML text, or a file when given a `Path`: flat, or under `training_hyperparams:`.
+
+        Raises:
+            HyperparamsError: when the text is no YAML, naming the line; else as `from_dict`.
+        """
+        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            where = str(source) if isinstance(source, Path) else cls._prefix()
+            raise HyperparamsError([Problem(where=where, message=f"expected YAML; {_place(error)}")]) from None
+        if isinstance(values, Mapping) and set(values) in ({"training_hyperparams"}, {"training_params"}):
+            values = next(iter(values.values()))
         return cls.from_dict(values)
 
     def to_yaml(self) -> str:
@@ -435,9 +514,18 @@ class TrainingHyperparams(Record):
         ]
 
 
+def _place(error: yaml.YAMLError) -> str:
+    """Return what is wrong with a YAML text, and in which line."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+
+
 def _with_nested_records(values: Mapping[str, Any]) -> dict[str, Any]:
     """Build the nested records of a mapping, so that their problems carry their full names."""
-    built, problems = dict(values), []
+    built = dict(values)
+    problems: list[Problem] = []
     for name, record in (("ema_params", EmaParams), ("torch_compile_options", TorchCompileOptions)):
         if isinstance(built.get(name), Mapping):
             try:
@@ -480,15 +568,27 @@ def _rules(hp: TrainingHyperparams) -> list[tuple[str, bool, str]]:
             optimizer_by_name and hp.optimizer not in OPTIMIZERS,
             f"expected one of {', '.join(OPTIMIZERS)}, got {hp.optimizer!r}{nearest(str(hp.optimizer), OPTIMIZERS)}",
         ),
-        ("optimizer", hp.optimizer is None or isinstance(hp.optimizer, int | float | Mapping | list), f"expected a name, a class or an instance, got {hp.optimizer!r}"),
+        (
+            "optimizer",
+            hp.optimizer is None or isinstance(hp.optimizer, int | float | Mapping | list),
+            f"expected a name, a class or an instance, got {hp.optimizer!r}",
+        ),
         ("initial_lr", hp.initial_lr is None and not an_instance, "expected a number, got None"),
-        ("initial_lr", hp.initial_lr is not None and an_instance, "must be None when optimizer is an instance: it has its own rates"),
+        (
+            "initial_lr",
+            hp.initial_lr is not None and an_instance,
+            "must be None when optimizer is an instance: it has its own rates",
+        ),
         (
             "initial_lr",
             isinstance(hp.initial_lr, dict) and "default" not in hp.initial_lr,
             f"a mapping needs the key default, got {hp.initial_lr!r}",
         ),
-        ("loss", not isinstance(hp.loss, str | Mapping) and not callable(hp.loss), f"expected a name, {{name: {{arguments}}}} or a module, got {hp.loss!r}"),
+        (
+            "loss",
+            not isinstance(hp.loss, str | Mapping) and not callable(hp.loss),
+            f"expected a name, {{name: {{arguments}}}} or a module, got {hp.loss!r}",
+        ),
         ("loss", isinstance(hp.loss, Mapping) and len(hp.loss) != 1, f"expected one loss, got {hp.loss!r}"),
         ("criterion_params", bool(hp.criterion_params) and named_loss is None, "goes with a loss given by name only"),
         ("lr_decay_factor", steps and hp.lr_decay_factor is None, f"is required by {hp.lr_mode}"),
@@ -524,8 +624,6 @@ def _rules(hp: TrainingHyperparams) -> list[tuple[str, bool, str]]:
 
 def objects_in(value: object, where: str) -> list[tuple[str, object]]:
     """Return (dotted name, value) of everything in `value` that plain YAML cannot hold."""
-    if isinstance(value, Mapping):
-        return [found for key, item in value.items() for found in objects_in(item, f"{where}.{key}")]
-    if isinstance(value, list | tuple):
-        return [found for index, item in enumerate(value) for found in objects_in(item, f"{where}.{index}")]
-    return [] if isinstance(value, str | int | float | bool | None) else [(where, value)]
+    return [
+        (name, leaf) for name, leaf in _leaves(value, where) if not isinstance(leaf, str | int | float | bool | None)
+    ]
