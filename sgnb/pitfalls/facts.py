@@ -169,16 +169,31 @@ def _of_model(model: Any) -> dict[str, Any]:
 
 
 def _of_loader(loader: Any, dataset_params: Any) -> dict[str, Any]:
-    params = dataset_params if isinstance(dataset_params, Mapping) else {}
-    size, samples = _whole(params.get("batch_size")), _whole(params.get("num_train_samples"))
-    drop_last = params.get("drop_last") if isinstance(params.get("drop_last"), bool) else None
+    if loader is None:
+        return _of_dataset_params(dataset_params)
+    return {
+        "batch_size": _whole(getattr(loader, "batch_size", None)),
+        "drop_last": getattr(loader, "drop_last", None),
+        "num_train_samples": _length(getattr(loader, "sampler", None)),
+        "num_train_batches": _length(loader),
+    }
+
+
+def _of_dataset_params(dataset_params: Any) -> dict[str, Any]:
+    """Read what a recipe says of its training data; only a synthetic data set tells its length there."""
+    loader_params = _part(dataset_params, "train_dataloader_params")
+    data_params = _part(dataset_params, "train_dataset_params")
+    size, samples = _whole(loader_params.get("batch_size")), _whole(data_params.get("num_samples"))
+    drop_last = bool(loader_params.get("drop_last", False)) if size else None
     batches = None
-    if loader is not None:
-        size, drop_last = _whole(getattr(loader, "batch_size", None)), getattr(loader, "drop_last", None)
-        samples, batches = _length(getattr(loader, "sampler", None)), _length(loader)
-    elif size and samples and drop_last is not None:
+    if size and samples:
         batches = samples // size if drop_last else math.ceil(samples / size)
-    return {"batch_size": size, "num_train_samples": samples, "drop_last": drop_last, "num_train_batches": batches}
+    return {"batch_size": size, "drop_last": drop_last, "num_train_samples": samples, "num_train_batches": batches}
+
+
+def _part(values: Any, name: str) -> Mapping[str, Any]:
+    part = values.get(name) if isinstance(values, Mapping) else None
+    return part if isinstance(part, Mapping) else {}
 
 
 def _length(sized: Any) -> int | None:

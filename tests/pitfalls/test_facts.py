@@ -91,7 +91,10 @@ def test_gathering_leaves_model_data_order_and_random_numbers_alone():
 def test_a_recipe_tells_its_data_and_its_processes():
     recipe = types.SimpleNamespace(
         training_hyperparams=TrainingHyperparams(),
-        dataset_params={"batch_size": 64, "num_train_samples": 1793, "drop_last": False},
+        dataset_params={
+            "train_dataset_params": {"num_samples": 1793},
+            "train_dataloader_params": {"batch_size": 64, "num_workers": 2},
+        },
         num_gpus=8,
         multi_gpu="DDP",
     )
@@ -100,8 +103,11 @@ def test_a_recipe_tells_its_data_and_its_processes():
 
 
 def test_a_recipe_that_keeps_its_data_to_itself_is_not_guessed_at():
-    recipe = types.SimpleNamespace(training_hyperparams=TrainingHyperparams(), dataset_params={"batch_size": 64})
-    assert gather_facts(recipe).last_batch_size is None
+    recipe = types.SimpleNamespace(training_hyperparams=TrainingHyperparams(), dataset_params={"synthetic": True})
+    assert known(gather_facts(recipe)) == {"training_hyperparams": recipe.training_hyperparams}
+    recipe.dataset_params = {"train_dataloader_params": {"batch_size": 64}}
+    facts = gather_facts(recipe)
+    assert (facts.batch_size, facts.last_batch_size) == (64, None)
 
 
 def test_only_the_variables_that_rules_ask_for_are_read(monkeypatch):
