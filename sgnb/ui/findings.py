@@ -79,9 +79,7 @@ def status_html(state: PanelState) -> str:
     )
     waiting = "" if state.machine else "<p>Looking at this machine and this model…</p>"
     if state.ignorance:
-        waiting = (
-            f"<p>Judged by the settings alone, because the facts are not known: {html.escape(state.ignorance)}</p>"
-        )
+        waiting = f"<p>Judged without all the facts: {html.escape(state.ignorance)}</p>"
     parts = f"<ul>{problems}</ul>" if problems else ""
     parts += findings_html(state.findings) or ("" if waiting else "<p>Nothing to warn of.</p>")
     return f'<div role="status" aria-live="polite" style="line-height:1.45">{parts}{waiting}</div>'

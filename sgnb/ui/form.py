@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import ipywidgets as widgets
 import yaml
@@ -18,6 +18,9 @@ from sgnb.hyperparams import TrainingHyperparams
 from sgnb.ui.findings import SEVERITY_COLORS
 from sgnb.ui.guard import Guard
 from sgnb.ui.state import PanelState, Unreadable, show
+
+if TYPE_CHECKING:
+    from sgnb.pitfalls import Finding
 
 _MUTED = "color:var(--jp-ui-font-color2,#666);font-size:12px;line-height:1.35"
 _WRONG = "color:var(--jp-error-color1,#c62828)"
@@ -150,13 +153,15 @@ def _note(option: Option, state: PanelState, problem: str) -> str:
     if problem:
         force = html.escape(show(state.in_force(option.name)) or "nothing")
         parts.append(f'<span role="alert" style="{_WRONG}"><b>{html.escape(problem)}</b>. In force: {force}.</span>')
-    parts += [
-        f'<span style="color:{SEVERITY_COLORS[finding.severity]};font-weight:600">{html.escape(finding.severity.capitalize())} {html.escape(finding.code)}: '
-        f"{html.escape(finding.title)}</span>"
-        for finding in state.findings
-        if finding.field == option.name and finding.severity != "information"
-    ]
-    return f'<div style="{_MUTED};overflow-wrap:anywhere">{"<br>".join(parts)}</div>'
+    parts += [_warning(finding) for finding in state.findings if finding.field == option.name]
+    return f'<div style="{_MUTED};overflow-wrap:anywhere">{"<br>".join(filter(None, parts))}</div>'
+
+
+def _warning(finding: Finding) -> str:
+    if finding.severity == "information":  # It is told in the list of findings, which is enough.
+        return ""
+    text = html.escape(f"{finding.severity.capitalize()} {finding.code}: {finding.title}")
+    return f'<span style="color:{SEVERITY_COLORS[finding.severity]};font-weight:600">{text}</span>'
 
 
 def _text(state: PanelState, option: Option) -> str:

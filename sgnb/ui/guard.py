@@ -25,7 +25,7 @@ class Guard:
         self._stays = False
 
     def __call__(self, callback: Callable[..., Any], *, user_action: bool = True) -> Callable[..., None]:
-        """Return `callback` guarded. A `user_action` takes away the notice of an earlier one; that of a thread stays."""
+        """Return `callback` guarded. A `user_action` takes an earlier notice away; that of a thread stays."""
 
         @functools.wraps(callback)
         def guarded(*args: Any, **kwargs: Any) -> None:
@@ -33,7 +33,7 @@ class Guard:
                 self._say("")
             try:
                 callback(*args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - showing any error is what this is for.
                 self.show(error, stays=not user_action)
 
         return guarded

@@ -12,8 +12,8 @@ import traitlets
 import yaml
 from pydantic import BaseModel
 
-from sgnb.hyperparams import HyperparamsError, Problem, TrainingHyperparams
-from sgnb.pitfalls import Facts, judge
+from sgnb.hyperparams import HyperparamsError, Problem, Record, TrainingHyperparams
+from sgnb.pitfalls import Facts, gather_facts, judge
 from sgnb.recipes import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -29,6 +29,15 @@ class Unreadable:
 
     text: str
     message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Knowledge:
+    """What was found out of a machine and a recipe, and what could not be."""
+
+    machine: dict[str, Any]
+    facts: Facts
+    ignorance: str = ""
 
 
 class PanelState(traitlets.HasTraits):
@@ -82,7 +91,7 @@ class PanelState(traitlets.HasTraits):
         return "; ".join(p.message for p in self.problems if p.where.removeprefix(_PREFIX) == name)
 
     def set(self, name: str, value: object) -> None:
-        """Change one value. It comes into force when the whole record is valid with it, else `problems` says why not."""
+        """Change one value. It comes into force when the whole record is valid with it; else `problems` says why."""
         with self.lock:
             typed = {**self.pending, name: value}
             self._try(typed, label=f"{name} = {show(value)}", alone=name)
@@ -91,7 +100,7 @@ class PanelState(traitlets.HasTraits):
         """Change several values at once, as one step for `undo`."""
         with self.lock:
             kept = {name: value for name, value in self.pending.items() if name not in fix}
-            recipe = self.recipe.with_hyperparams(**fix)
+            recipe = self.recipe.with_hyperparams(**_nested(self.training_hyperparams, fix))
             self._remember("; ".join(f"{name} = {show(value)}" for name, value in fix.items()))
             self._enforce(recipe, base=self.base, pending=kept)
 
@@ -126,7 +135,7 @@ class PanelState(traitlets.HasTraits):
                 self._remember(" ".join(words))
                 self._enforce(recipe, base=self.base, pending=dict(self.pending))
 
-    def learn(self, gather: Callable[[Recipe], tuple[dict[str, Any], Facts]] | None = None) -> None:
+    def learn(self, gather: Callable[[Recipe], Knowledge] | None = None) -> None:
         """Find out what is true of this machine and this recipe's model; slow, for a thread of its own.
 
         What goes wrong there is kept in `ignorance` and raised; the rules then judge by the settings alone.
@@ -134,7 +143,7 @@ class PanelState(traitlets.HasTraits):
         with self.lock:
             recipe = self.recipe
         try:
-            machine, facts = (gather or gather_all)(recipe)
+            known = (gather or gather_all)(recipe)
         except Exception as error:
             with self.lock, self.hold_trait_notifications():
                 self._facts, self._facts_of = None, _subject(recipe)
@@ -142,8 +151,8 @@ class PanelState(traitlets.HasTraits):
                 self._judge()
             raise
         with self.lock, self.hold_trait_notifications():
-            self._facts, self._facts_of = facts, _subject(recipe)
-            self.machine, self.ignorance = machine, ""
+            self._facts, self._facts_of = known.facts, _subject(recipe)
+            self.machine, self.ignorance = known.machine, known.ignorance
             self._judge()
 
     @property
@@ -190,7 +199,7 @@ class PanelState(traitlets.HasTraits):
         if self._facts is not None and self._facts_of == _subject(self.recipe):
             facts = dataclasses.replace(self._facts, training_hyperparams=self.training_hyperparams)
         else:
-            facts = Facts(training_hyperparams=self.training_hyperparams)
+            facts = gather_facts(self.recipe)  # What the settings say by themselves; the machine is not known yet.
         findings: tuple[Finding, ...] = tuple(judge(facts))
         self.findings = findings
 
@@ -201,13 +210,21 @@ def _subject(recipe: Recipe) -> tuple[Any, ...]:
     return tuple(sorted((name, repr(value)) for name, value in values.items()))
 
 
-def gather_all(recipe: Recipe) -> tuple[dict[str, Any], Facts]:
-    """Return what is true of the machine, and of the recipe's model on it. Imports torch."""
-    from sgnb.pitfalls import gather_facts
+def gather_all(recipe: Recipe) -> Knowledge:
+    """Return what is true of the machine, and of the recipe's model and data on it. Imports torch."""
     from sgnb.training.machine import describe_machine
 
+    found: dict[str, Any] = {}
+    missing: list[str] = []
+    for name, build in (("model", recipe.build_model), ("train_loader", lambda: recipe.build_loaders()[0])):
+        try:
+            found[name] = build()
+        except Exception as error:  # noqa: BLE001 - whatever a model or a data set raises, the rest is still true.
+            missing.append(f"the {name.replace('_', ' ')} cannot be built ({type(error).__name__}: {error})")
     machine = describe_machine()
-    return machine, gather_facts(recipe, machine=machine, model=recipe.build_model())
+    return Knowledge(
+        machine=machine, facts=gather_facts(recipe, machine=machine, **found), ignorance="; ".join(missing)
+    )
 
 
 def _nested(hyperparams: TrainingHyperparams, typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +236,7 @@ def _nested(hyperparams: TrainingHyperparams, typed: Mapping[str, Any]) -> dict[
             changes[name] = value
             continue
         record = getattr(hyperparams, name)
-        changes.setdefault(name, record.changed() if isinstance(record, BaseModel) else {})[inner] = value
+        changes.setdefault(name, record.changed() if isinstance(record, Record) else {})[inner] = value
     return changes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import html
 import threading
 import uuid
@@ -58,11 +59,10 @@ class Panel:
         self._displayed = False
         self.widget = self._draw()
         self.runs.on_end = self.refresh_snapshot
-        self._context = contextvars.copy_context()
         self.guard(lambda: self.runs.find(state.recipe.ckpt_root_dir))()
-        self._learning = threading.Thread(target=self._learn, name=f"sgnb-facts-{key}", daemon=True)
-        self._learning.start()
-        state.observe(self._learn_again, "recipe")
+        self._is_learning = self._closed = False
+        self._learn()
+        state.observe(self._learn, "recipe")
 
     @property
     def recipe(self) -> Recipe:
@@ -77,6 +77,7 @@ class Panel:
 
     def close(self) -> None:
         """Take the panel down: its threads end, its widgets are freed. A run goes on, for the next panel to find."""
+        self._closed = True
         self.runs.close()
         self.state.unobserve_all()
         self.runs.unobserve_all()
@@ -108,17 +109,22 @@ class Panel:
         self._displayed = True
         display(self._repr_mimebundle_(), display_id=self.display_id, raw=True)
 
-    def _learn(self) -> None:
-        def learn() -> None:
-            while not self.state.facts_are_current:
-                self.state.learn()
+    def _learn(self, _change: object = None) -> None:
+        """Find out in a thread what is true here, unless one is at it, or it is known."""
+        with self.state.lock:
+            if self._is_learning or self.state.facts_are_current:
+                return
+            self._is_learning = True
+        run = functools.partial(contextvars.copy_context().run, self._keep_learning)
+        threading.Thread(target=run, name=f"sgnb-facts-{self.key}", daemon=True).start()
 
-        self._context.copy().run(self.guard(learn, user_action=False))
-
-    def _learn_again(self, _change: object) -> None:
-        if not self._learning.is_alive() and not self.state.facts_are_current:
-            self._learning = threading.Thread(target=self._learn, name=f"sgnb-facts-{self.key}", daemon=True)
-            self._learning.start()
+    def _keep_learning(self) -> None:
+        while True:
+            with self.state.lock:  # The recipe may change meanwhile; then there is more to learn.
+                if self.state.facts_are_current or self._closed:
+                    self._is_learning = False
+                    return
+            self.guard(self.state.learn, user_action=False)()
 
     def _draw(self) -> Any:
         state, guard = self.state, self.guard
@@ -190,7 +196,8 @@ def about_html(state: PanelState) -> str:
     """Return what the recipe is and what this machine has."""
     text = f"{html.escape(state.base.description)}<br>" if state.base.description else ""
     muted = "color:var(--jp-ui-font-color2,#666);font-size:12px"
-    return f'<div style="line-height:1.4">{text}<span style="{muted}">{html.escape(machine_text(state.machine))}</span></div>'
+    machine = html.escape(machine_text(state.machine))
+    return f'<div style="line-height:1.4">{text}<span style="{muted}">{machine}</span></div>'
 
 
 def machine_text(machine: dict[str, Any] | None) -> str:

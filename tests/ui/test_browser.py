@@ -12,6 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
+pytestmark = pytest.mark.browser
+
 NOTEBOOK = "panel.ipynb"
 RUN_SECONDS = 60_000  # A process imports torch first; on two busy cores this takes its time.
 
@@ -32,7 +34,7 @@ def page(lab: Any, lab_folder: Path) -> Page:
     return shown
 
 
-def status(page: Page, text: str) -> Locator:
+def status(page: Page, text: str | re.Pattern[str]) -> Locator:
     """Return the live region that contains `text`."""
     return page.get_by_role("status").filter(has_text=text)
 
@@ -53,7 +55,7 @@ def test_the_panel_shows_and_gets_to_know_the_machine(page: Page) -> None:
 def test_a_ticked_option_shows_its_finding_and_unticked_it_is_gone(page: Page) -> None:
     box = page.get_by_label("torch_compile", exact=True)
     box.check()
-    finding = status(page, re.compile("cannot repay|repay")).first  # Five epochs of digits repay no compilation.
+    finding = status(page, "TC108").first  # A short run may not win back the compilation.
     finding.wait_for()
     box.uncheck()
     finding.wait_for(state="detached")
@@ -85,7 +87,7 @@ def test_bad_input_says_why_and_the_command_keeps_the_old_value(page: Page) -> N
     assert command.input_value() == before
     write(epochs, "40")
     page.wait_for_function(
-        "() => [...document.querySelectorAll('textarea')].some(t => t.value.includes('training_hyperparams.max_epochs=40'))"
+        "() => [...document.querySelectorAll('textarea')].some(t => t.value.includes('hyperparams.max_epochs=40'))"
     )
     assert "max_epochs: 40" in page.get_by_label("YAML", exact=True).input_value()
     assert page.get_by_text("expected at least 1").count() == 0

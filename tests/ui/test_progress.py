@@ -14,7 +14,6 @@ from sgnb.events import (
 )
 from sgnb.ui.progress import Progress
 
-
 STARTED = RunStarted(
     experiment_name="digits",
     run_dir="run",

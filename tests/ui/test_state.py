@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from sgnb.hyperparams import HyperparamsError
-from sgnb.pitfalls import Facts
+from sgnb.pitfalls import gather_facts
 from sgnb.recipes import Recipe, load_recipe
-from sgnb.ui.state import PanelState, Unreadable, show
+from sgnb.ui.state import Knowledge, PanelState, Unreadable, gather_all, show
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def test_a_bad_value_does_not_keep_others_from_coming_into_force(state: PanelSta
 
 def test_values_that_need_each_other_come_into_force_together(state: PanelState) -> None:
     state.set("lr_mode", "StepLRScheduler")
-    assert state.training_hyperparams.lr_mode == "CosineLRScheduler"
+    assert state.in_force("lr_mode") == "CosineLRScheduler"
     assert state.problem_of("lr_decay_factor") == "is required by StepLRScheduler"
     state.set("lr_decay_factor", 0.1)
     state.set("lr_updates", [2, 3])
     assert state.problems == ()
-    assert state.training_hyperparams.lr_mode == "StepLRScheduler"
+    assert state.in_force("lr_mode") == "StepLRScheduler"
     assert state.training_hyperparams.lr_updates == (2, 3)
 
 
@@ -100,7 +100,7 @@ def test_facts_from_a_thread_refine_the_findings(state: PanelState, one_rule: No
     state.set("torch_compile", True)
     seen: list[Any] = []
     state.observe(lambda change: seen.append(change["new"]), "machine")
-    gather = lambda recipe: ({"cores": 2}, Facts(training_hyperparams=recipe.training_hyperparams))  # noqa: E731
+    gather = lambda recipe: Knowledge(machine={"cores": 2}, facts=gather_facts(recipe))  # noqa: E731
     thread = threading.Thread(target=state.learn, args=(gather,))
     thread.start()
     thread.join()
@@ -148,3 +148,20 @@ def test_a_recipe_that_is_not_there_leaves_the_present_one(state: PanelState) ->
 )
 def test_values_are_shown_as_yaml(value: object, text: str) -> None:
     assert show(value) == text
+
+
+def test_a_fix_of_a_nested_value_keeps_its_neighbours(state: PanelState) -> None:
+    state.set("ema_params.beta", 20.0)
+    state.apply({"ema_params.decay_type": "threshold"})
+    assert (state.in_force("ema_params.beta"), state.in_force("ema_params.decay_type")) == (20.0, "threshold")
+
+
+def test_a_model_that_cannot_be_built_hides_no_other_fact(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_model(_recipe: Recipe) -> Any:
+        raise ValueError("no such model")
+
+    monkeypatch.setattr(Recipe, "build_model", build_model)
+    known = gather_all(recipe)
+    assert known.ignorance == "the model cannot be built (ValueError: no such model)"
+    assert known.machine["cores"] >= 1
+    assert known.facts.device_type is not None

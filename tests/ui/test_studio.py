@@ -9,15 +9,17 @@ from typing import Any
 import ipywidgets as widgets
 import pytest
 
-from sgnb.pitfalls import Facts
+from sgnb.pitfalls import gather_facts
 from sgnb.recipes import Recipe
+from sgnb.ui.state import Knowledge
 from sgnb.ui.studio import Panel, machine_text, panel, widget_tree
 
 
 @pytest.fixture(autouse=True)
 def quick_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gather(recipe: Recipe) -> tuple[dict[str, Any], Facts]:
-        return {"cores": 2, "memory_gib": 8.0, "torch": "2.x"}, Facts(training_hyperparams=recipe.training_hyperparams)
+    def gather(recipe: Recipe) -> Knowledge:
+        machine = {"cores": 2, "memory_gib": 8.0, "torch": "2.x"}
+        return Knowledge(machine=machine, facts=gather_facts(recipe, machine=machine))
 
     monkeypatch.setattr("sgnb.ui.state.gather_all", gather)
 
@@ -29,7 +31,7 @@ def opened(recipe: Recipe) -> Iterator[Panel]:
     made.close()
 
 
-def part(panel_: Panel, kind: type, description: str) -> Any:
+def part(panel_: Panel, kind: Any, description: str) -> Any:
     found = [w for w in widget_tree(panel_.widget) if isinstance(w, kind) and w.description == description]
     assert len(found) == 1, description
     return found[0]
@@ -60,7 +62,9 @@ def test_the_same_key_closes_the_earlier_panel_and_nothing_grows(recipe: Recipe)
     count, threads = instances(), threading.active_count()
     for _ in range(10):
         last = panel(recipe)
-    last._learning.join(timeout=10)
+    for thread in threading.enumerate():
+        if thread.name.startswith("sgnb-facts"):
+            thread.join(timeout=10)
     assert instances() <= count
     assert threading.active_count() <= threads + 1
     assert first.widget.comm is None
@@ -118,7 +122,7 @@ def test_the_machine_is_named_when_it_is_known() -> None:
 def test_the_user_interface_imports_no_torch_and_the_panel_shows_within_a_second(tmp_path: Path) -> None:
     code = (
         "import sys, time, threading, sgnb.ui.state as state\n"
-        "state.gather_all = lambda recipe: ({'cores': 1}, state.Facts(training_hyperparams=recipe.training_hyperparams))\n"
+        "state.gather_all = lambda recipe: state.Knowledge(machine={'cores': 1}, facts=state.gather_facts(recipe))\n"
         "import sgnb.ui\nstart = time.process_time()\nmade = sgnb.ui.panel()\nmade._repr_mimebundle_()\n"
         "seconds = time.process_time() - start\n"
         "heavy = {'torch', 'plotly', 'torchvision'} & set(sys.modules)\nassert not heavy, heavy\n"
