@@ -394,7 +394,7 @@ class TrainingHyperparams(Record):
     # Schedule
     initial_lr: Positive | dict[str, NonNegative] | None = _option(
         0.01,
-        "Peak learning rate; {parameter name prefix: rate} with a default (0 freezes); None with an optimizer instance.",
+        "Peak learning rate; {parameter name prefix: rate} with a default (0 freezes); None for an optimizer instance.",
         group="schedule",
         main=True,
     )
