@@ -35,17 +35,17 @@ def _step(update: int, initial_lr: float, hp: TrainingHyperparams, updates_per_e
     else:
         updates = list(hp.lr_updates)
     num_updates = sum(hp.lr_warmup_epochs <= at < epoch for at in updates)
-    return initial_lr * float(hp.lr_decay_factor or 0.0) ** num_updates
+    return initial_lr * math.pow(hp.lr_decay_factor or 0.0, num_updates)
 
 
 def _exponential(update: int, initial_lr: float, hp: TrainingHyperparams, updates_per_epoch: int) -> float:
     passed = update / updates_per_epoch - hp.lr_warmup_epochs
-    return initial_lr * float(hp.lr_decay_factor or 0.0) ** passed
+    return initial_lr * math.pow(hp.lr_decay_factor or 0.0, passed)
 
 
 def _poly(update: int, initial_lr: float, hp: TrainingHyperparams, updates_per_epoch: int) -> float:
     passed, length = _span(update, hp, updates_per_epoch)
-    return initial_lr * float((1 - passed / length) ** 0.9)
+    return initial_lr * math.pow(1 - passed / length, 0.9)
 
 
 def _cosine(update: int, initial_lr: float, hp: TrainingHyperparams, updates_per_epoch: int) -> float:
