@@ -66,7 +66,7 @@ RULES = (
         title="This version trains in one process on one device",
         field="",
         evidence=_several_gpus,
-        reason="The recipe asks for several GPUs; the run would not use them.",
+        reason="The recipe asks for several processes, and the run refuses to start rather than leave them out in silence.",
         advice="Set num_gpus=1 and multi_gpu=Off in the recipe.",
         source="https://docs.pytorch.org/docs/stable/notes/ddp.html",
     ),
