@@ -66,7 +66,7 @@ RULES = (
         title="This version trains in one process on one device",
         field="",
         evidence=_several_gpus,
-        reason="The recipe asks for several processes, and the run refuses to start rather than leave them out in silence.",
+        reason="The recipe asks for several processes, and the run refuses to start instead of ignoring it.",
         advice="Set num_gpus=1 and multi_gpu=Off in the recipe.",
         source="https://docs.pytorch.org/docs/stable/notes/ddp.html",
     ),
