@@ -223,8 +223,8 @@ def from_json(line: str) -> Event:
         known = {spec.name: spec for spec in dataclasses.fields(kind)}
         return kind(**{name: _number(value, str(known[name].type)) for name, value in values.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"not an event of schema {SCHEMA_VERSION}: {line[:80]!r} ({error}); was it written by a newer sgnb?"
-        raise EventError(message) from None
+        what = f"not an event of schema {SCHEMA_VERSION}: {line.rstrip()[:80]!r} ({error})"
+        raise EventError(f"{what}; was it written by a newer sgnb?") from None
 
 
 def read_events(path: Path, offset: int = 0) -> tuple[list[Event], int]:
