@@ -64,3 +64,11 @@ def test_nothing_is_called_utils() -> None:
 
 def test_files_of_the_package_name_no_path_of_a_developers_machine() -> None:
     assert [path for path in SOURCES if "/home/" in path.read_text() or "../shared" in path.read_text()] == []
+
+
+def test_the_readme_has_a_line_for_every_file() -> None:
+    tree = (PACKAGE.parent / "README.md").read_text(encoding="utf-8").partition("## Files")[2]
+    named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
+    assert {path.name for path in SOURCES if path.name != "__init__.py"} - named == set()
+    existing = {path.name for path in SOURCES}
+    assert {name for name in named if name.endswith(".py")} - existing == set()
