@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sgnb.recipes import save_recipe
 from sgnb.ui.guard import Guard
 from sgnb.ui.snapshot import export_text
 from sgnb.ui.state import PanelState
+from sgnb.ui.worker import Worker
 
 
 def export_panel(state: PanelState, guard: Guard | None = None) -> Any:
@@ -24,12 +26,22 @@ def export_panel(state: PanelState, guard: Guard | None = None) -> Any:
         description="Save recipe", tooltip="Write the recipe as a YAML file", layout={"width": "auto"}
     )
     said = widgets.HTML()
-    written: set[Path] = set()
+    saved: set[Path] = set()
+    texts: dict[str, str] = {}
+    lock = threading.RLock()
 
-    def refresh(_change: object = None) -> None:
-        with state.lock:
-            for title, method in writers.items():
-                areas[title].value = export_text(getattr(state.recipe, method))
+    def put_back(_change: object = None) -> None:
+        with lock:
+            for title, text in texts.items():
+                areas[title].value = text
+
+    def write() -> None:
+        # Composing the base recipe takes a tenth of a second or more, which no click should wait for.
+        recipe = state.recipe
+        written = {title: export_text(getattr(recipe, method)) for title, method in writers.items()}
+        with lock:
+            texts.update(written)
+        put_back()
 
     def renamed(_change: object = None) -> None:
         name.value = f"{Path(state.base.name).stem or 'recipe'}_edited.yaml"
@@ -37,23 +49,24 @@ def export_panel(state: PanelState, guard: Guard | None = None) -> Any:
     def save_file(_button: object) -> None:
         path = Path(name.value.strip()).expanduser()
         said.value = ""
-        said.value = _saved(save_to(state, path, written))
+        said.value = _saved(save_to(state, path, saved))
 
     for area in areas.values():
         # There is no read-only Textarea, and a disabled one can be neither focused nor copied from with the keyboard.
-        area.observe(guard(refresh), "value")
+        area.observe(guard(put_back), "value")
     save.on_click(guard(save_file))
-    state.observe(refresh, "recipe")
+    worker = Worker(guard(write, user_action=False), "sgnb-export")
+    state.observe(worker.ask, "recipe")
     state.observe(renamed, "base")
     renamed()
-    refresh()
+    worker.ask()
     row = widgets.Box([name, save], layout=widgets.Layout(flex_flow="row wrap"))
-    texts = widgets.GridBox(
+    grid = widgets.GridBox(
         [areas["YAML"], areas["Python"]],
         layout=widgets.Layout(grid_template_columns="repeat(auto-fit, minmax(min(100%, 300px), 1fr))", grid_gap="10px"),
     )
     return widgets.VBox(
-        [areas["Command"], texts, row, said, *([guard.notice] if own else [])], layout=widgets.Layout(width="auto")
+        [areas["Command"], grid, row, said, *([guard.notice] if own else [])], layout=widgets.Layout(width="auto")
     )
 
 

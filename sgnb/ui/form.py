@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MUTED = "color:var(--jp-ui-font-color2,#666);font-size:12px;line-height:1.35"
 _WRONG = "color:var(--jp-error-color1,#c62828)"
 _MARK = "color:var(--jp-brand-color1,#1976d2);font-weight:600"
+_NONE = "(none)"  # A Dropdown shows nothing at all when its value is None.
 _STYLE = {"description_width": "initial"}
 
 
@@ -178,9 +179,9 @@ def editor_for(option: Option) -> Editor:
         return Editor(widget=widgets.Checkbox(indent=False, **common), encode=bool, decode=_same)
     if kind is bool or typing.get_origin(kind) is Literal:
         choices = [("True", True), ("False", False)] if kind is bool else [(v, v) for v in typing.get_args(kind)]
-        choices = [("None", None), *choices] if optional else choices
+        choices = [("None", _NONE), *choices] if optional else choices
         widget = widgets.Dropdown(options=choices, value=choices[0][1], **common)
-        return Editor(widget=widget, encode=_same, decode=_same)
+        return Editor(widget=widget, encode=_none_as_choice, decode=_choice_as_none)
     if kind in (int, float) and not optional:
         return Editor(widget=_number_widget(option, kind, common), encode=_same, decode=_same)
     widget = widgets.Text(continuous_update=False, **common)
@@ -222,6 +223,14 @@ def _bare(annotation: Any) -> Any:
 
 def _is_callable(kind: Any) -> bool:
     return _bare(kind) is typing.get_origin(Callable[..., Any])
+
+
+def _none_as_choice(value: Any) -> Any:
+    return _NONE if value is None else value
+
+
+def _choice_as_none(value: Any) -> Any:
+    return None if value == _NONE else value
 
 
 def _same(value: Any) -> Any:

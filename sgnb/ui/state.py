@@ -123,7 +123,7 @@ class PanelState(traitlets.HasTraits):
             self._enforce(recipe, base=recipe, pending={})
 
     def override(self, text: str) -> None:
-        """Apply overrides as they are written on the command line, such as `dataset_params.batch_size=64`.
+        """Apply overrides as they are written on the command line, such as `architecture=dscnn`.
 
         Raises:
             ValueError: when one is not acceptable; the recipe stays as it was.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
-import functools
 import html
-import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +20,7 @@ from sgnb.ui.run_state import RunState
 from sgnb.ui.runs import run_panel
 from sgnb.ui.snapshot import heading, snapshot_html
 from sgnb.ui.state import PanelState
+from sgnb.ui.worker import Worker
 
 _WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 _PANELS: dict[str, Panel] = {}
@@ -60,9 +58,9 @@ class Panel:
         self.widget = self._draw()
         self.runs.on_end = self.refresh_snapshot
         self.guard(lambda: self.runs.find(state.recipe.ckpt_root_dir))()
-        self._is_learning = self._closed = False
-        self._learn()
-        state.observe(self._learn, "recipe")
+        self.facts = Worker(self.guard(self._learn, user_action=False), f"sgnb-facts-{key}")
+        self.facts.ask()
+        state.observe(self.facts.ask, "recipe")
 
     @property
     def recipe(self) -> Recipe:
@@ -77,7 +75,7 @@ class Panel:
 
     def close(self) -> None:
         """Take the panel down: its threads end, its widgets are freed. A run goes on, for the next panel to find."""
-        self._closed = True
+        self.facts.close()
         self.runs.close()
         self.state.unobserve_all()
         self.runs.unobserve_all()
@@ -109,22 +107,9 @@ class Panel:
         self._displayed = True
         display(self._repr_mimebundle_(), display_id=self.display_id, raw=True)
 
-    def _learn(self, _change: object = None) -> None:
-        """Find out in a thread what is true here, unless one is at it, or it is known."""
-        with self.state.lock:
-            if self._is_learning or self.state.facts_are_current:
-                return
-            self._is_learning = True
-        run = functools.partial(contextvars.copy_context().run, self._keep_learning)
-        threading.Thread(target=run, name=f"sgnb-facts-{self.key}", daemon=True).start()
-
-    def _keep_learning(self) -> None:
-        while True:
-            with self.state.lock:  # The recipe may change meanwhile; then there is more to learn.
-                if self.state.facts_are_current or self._closed:
-                    self._is_learning = False
-                    return
-            self.guard(self.state.learn, user_action=False)()
+    def _learn(self) -> None:
+        if not self.state.facts_are_current:
+            self.state.learn()
 
     def _draw(self) -> Any:
         state, guard = self.state, self.guard
@@ -155,7 +140,7 @@ def _chooser(state: PanelState, guard: Guard) -> Any:
     recipe = widgets.Dropdown(options=names, value=state.base.name, description="Recipe", style=style)
     override = widgets.Text(
         description="Override",
-        placeholder="dataset_params.batch_size=64",
+        placeholder="dataset_params.train_dataloader_params.batch_size=32",
         continuous_update=False,
         style=style,
         layout=widgets.Layout(width="min(100%, 380px)"),

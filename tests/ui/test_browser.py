@@ -45,6 +45,12 @@ def write(field: Locator, value: str) -> None:
     field.press("Tab")
 
 
+def shows(page: Page, field: Locator, text: str, *, not_any_more: bool = False) -> None:
+    """Wait until a text field holds `text`, or does not."""
+    script = "([element, text, absent]) => element.value.includes(text) !== absent"
+    page.wait_for_function(script, arg=[field.element_handle(), text, not_any_more])
+
+
 def test_the_panel_shows_and_gets_to_know_the_machine(page: Page) -> None:
     for heading in ("Settings", "Findings", "Run", "Take away"):
         page.get_by_role("heading", name=heading, exact=True).wait_for()
@@ -53,9 +59,9 @@ def test_the_panel_shows_and_gets_to_know_the_machine(page: Page) -> None:
 
 
 def test_a_ticked_option_shows_its_finding_and_unticked_it_is_gone(page: Page) -> None:
-    box = page.get_by_label("torch_compile", exact=True)
+    box = page.get_by_label("sync_bn", exact=True)
     box.check()
-    finding = status(page, "TC108").first  # A short run may not win back the compilation.
+    finding = status(page, "SyncBN has nothing to synchronise in one process").first
     finding.wait_for()
     box.uncheck()
     finding.wait_for(state="detached")
@@ -63,19 +69,15 @@ def test_a_ticked_option_shows_its_finding_and_unticked_it_is_gone(page: Page) -
 
 def test_fix_changes_the_settings_and_undo_takes_it_back(page: Page) -> None:
     command = page.get_by_label("Command", exact=True)
-    page.get_by_label("torch_compile", exact=True).check()
-    fix = page.get_by_role("button", name=re.compile("^Fix ")).first
+    page.get_by_label("sync_bn", exact=True).check()
+    fix = page.get_by_role("button", name=re.compile("^Fix .*sync_bn = false"))
     fix.wait_for()
-    before = command.input_value()
+    shows(page, command, "training_hyperparams.sync_bn=True")
     fix.click()
-    page.wait_for_function(
-        "([before]) => [...document.querySelectorAll('textarea')].every(t => t.value !== before)", arg=[before]
-    )
+    shows(page, command, "training_hyperparams.sync_bn=True", not_any_more=True)
     page.get_by_role("button", name=re.compile("^Undo: ")).click()
-    page.wait_for_function(
-        "([before]) => [...document.querySelectorAll('textarea')].some(t => t.value === before)", arg=[before]
-    )
-    page.get_by_label("torch_compile", exact=True).uncheck()
+    shows(page, command, "training_hyperparams.sync_bn=True")
+    page.get_by_label("sync_bn", exact=True).uncheck()
 
 
 def test_bad_input_says_why_and_the_command_keeps_the_old_value(page: Page) -> None:
@@ -86,9 +88,7 @@ def test_bad_input_says_why_and_the_command_keeps_the_old_value(page: Page) -> N
     page.get_by_text("expected at least 1, got -3").first.wait_for()
     assert command.input_value() == before
     write(epochs, "40")
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('textarea')].some(t => t.value.includes('hyperparams.max_epochs=40'))"
-    )
+    shows(page, command, "training_hyperparams.max_epochs=40")
     assert "max_epochs: 40" in page.get_by_label("YAML", exact=True).input_value()
     assert page.get_by_text("expected at least 1").count() == 0
 

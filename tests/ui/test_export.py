@@ -1,3 +1,5 @@
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,13 @@ def state(recipe: Recipe) -> PanelState:
     return PanelState(recipe)
 
 
+def wait_for(condition: Callable[[], Any], timeout_seconds: float = 20) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
 def areas(panel: Any) -> dict[str, Any]:
     command, texts = panel.children[:2]
     return {area.description: area for area in (command, *texts.children)}
@@ -22,7 +31,7 @@ def test_the_texts_follow_the_form(state: PanelState) -> None:
     shown = areas(export_panel(state))
     state.set("torch_compile", True)
     state.set("max_epochs", 3)
-    assert shown["Command"].value == state.recipe.to_command()
+    wait_for(lambda: shown["Command"].value == state.recipe.to_command())
     assert "training_hyperparams.max_epochs=3" in shown["Command"].value
     assert shown["YAML"].value == state.recipe.to_yaml()
     assert shown["Python"].value == state.recipe.to_python()
@@ -30,6 +39,7 @@ def test_the_texts_follow_the_form(state: PanelState) -> None:
 
 def test_what_is_typed_into_a_text_is_put_back(state: PanelState) -> None:
     command = areas(export_panel(state))["Command"]
+    wait_for(lambda: command.value)
     command.set_state({"value": "rm -rf /"})
     assert command.value == state.recipe.to_command()
 

@@ -32,7 +32,10 @@ def tree(widget: Any) -> list[Any]:
 
 def type_in(widget: Any, value: object) -> None:
     """Do what the browser does when a person edits."""
-    widget.set_state({"value": value})
+    if isinstance(widget, widgets.Dropdown):
+        widget.set_state({"index": [item for _, item in widget.options].index(value)})
+    else:
+        widget.set_state({"value": value})
 
 
 def test_every_field_of_the_record_has_exactly_one_row(state: PanelState) -> None:
@@ -95,6 +98,8 @@ def test_the_main_options_stand_open_and_the_rest_is_folded_by_group(state: Pane
         ("loss", "CrossEntropyLoss", "CrossEntropyLoss"),
         ("valid_metrics_list", "[Accuracy]", ("Accuracy",)),
         ("metric_to_watch", "loss", "loss"),
+        ("greater_metric_to_watch_is_better", False, False),
+        ("torch_compile_options.mode", "max-autotune", "max-autotune"),
         ("ema_params.decay", 0.5, 0.5),
     ],
 )

@@ -120,8 +120,8 @@ def test_facts_that_cannot_be_found_out_are_named_and_the_rules_go_on(state: Pan
 
 
 def test_an_override_reaches_what_the_form_does_not(state: PanelState) -> None:
-    state.override("dataset_params.batch_size=32 training_hyperparams.ema=True")
-    assert state.recipe.dataset_params["batch_size"] == 32
+    state.override("dataset_params.train_dataloader_params.batch_size=32 training_hyperparams.ema=True")
+    assert state.recipe.dataset_params["train_dataloader_params"]["batch_size"] == 32
     assert state.training_hyperparams.ema
     state.undo()
     assert not state.training_hyperparams.ema
