@@ -341,7 +341,7 @@ class Loop:
         if self.compiled:
             if self.hp.torch_compile_options.dynamic is None:
                 mark_batch_dynamic(batch)
-            if self.hp.torch_compile_mode in _CUDA_GRAPH_MODES:
+            if (self.hp.torch_compile_options.mode or self.hp.torch_compile_mode) in _CUDA_GRAPH_MODES:
                 torch.compiler.cudagraph_mark_step_begin()
 
     def _new_batches(self, epoch: int) -> Batches:
