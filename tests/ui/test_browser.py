@@ -134,7 +134,7 @@ def test_running_the_cell_again_closes_the_old_panel_and_finds_the_run(page: Pag
     lab.run_all()
     status(page, re.compile(r"Stopped, with a checkpoint\.|Finished\.")).wait_for()
     page.locator(".widget-html table tbody tr").first.wait_for()
-    assert page.locator(".widget-checkbox input").count() == page.get_by_role("checkbox").count()
+    assert page.get_by_label("torch_compile", exact=True).count() == 1
     assert page.get_by_role("button", name="Run", exact=True).count() == 1
 
 
