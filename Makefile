@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONFIG ?= digits_dscnn
-OUT ?= demo
+OUT ?= demo/$(shell date +%Y%m%d_%H%M%S)
 NBVAL_TIMEOUT ?= 600
 
 .DEFAULT_GOAL := help

@@ -59,7 +59,7 @@ def _in_run_dir(run_dir: Path) -> int:
         status = "finished"
     except BenchmarkStopped as error:
         status, reason = "stopped", str(error)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (a process without an end would seem to have died)
         reason = f"{type(error).__name__}: {error}"
         print(reason, file=sys.stderr)
     writer(RunEnded(status=status, seconds=time.monotonic() - start, reason=reason))

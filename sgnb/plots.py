@@ -1,4 +1,4 @@
-"""Pictures of a history: plotly figures to work with, and small SVGs that can be read anywhere, in light and in dark."""
+"""Pictures of a history: plotly figures to work with, and small SVGs that can be read anywhere, light and dark."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def timing_svg(arms: Mapping[str, History]) -> str:
                 title = html.escape(f"{name}, epoch {epoch}, {part}: {seconds:.3f} s")
                 shapes.append(
                     f'<rect x="{left + 0.1 * slot + position * width:.1f}" y="{bottom:.1f}" width="{width:.1f}" '
-                    f'height="{height:.1f}" fill="{_colour(position)}" fill-opacity="{opacity}"><title>{title}</title></rect>'
+                    f'height="{height:.1f}" fill="{_colour(position)}" fill-opacity="{opacity}">'
+                    f"<title>{title}</title></rect>"
                 )
     medians = ", ".join(f"{name} {_median(history):.2f} s" for name, history in arms.items() if len(history))
     shapes += _legend([(name, _colour(i), 0.9) for i, name in enumerate(arms)], _HEIGHT - 10)
@@ -126,7 +127,8 @@ def _parts(row: Mapping[str, Any]) -> tuple[float, float, float]:
 def _median(history: History) -> float:
     import statistics
 
-    return statistics.median(history["epoch_seconds"])
+    seconds: list[float] = history["epoch_seconds"]
+    return statistics.median(seconds)
 
 
 def _colour(index: int) -> str:

@@ -1,8 +1,8 @@
 """What arms of a comparison say, in numbers that can be recomputed from the rows saved beside them.
 
-The improvement is that of SuperGradients' table: 100 * (baseline - arm) / baseline, of the medians of whole epochs. The
-interval is another view of the same rows: Student's t over the logarithms of the paired epochs' ratios, so it need not be
-centred on the median's figure.
+The improvement is that of SuperGradients' table: 100 * (baseline - arm) / baseline, of the medians of whole epochs.
+The interval is another view of the same rows: Student's t over the logarithms of the paired epochs' ratios, so it need
+not be centred on the median's figure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Comparison:
 
     def median_seconds(self, arm: str) -> float:
         """Return the median of an arm's epochs: training and validation loops."""
-        return statistics.median(self.arms[arm]["epoch_seconds"])
+        seconds: list[float] = self.arms[arm]["epoch_seconds"]
+        return statistics.median(seconds)
 
     def improvement_percent(self, arm: str = "compile") -> float:
         """Return 100 * (baseline - arm) / baseline of the medians."""
@@ -97,7 +98,8 @@ class Comparison:
 
     def loss_difference(self, arm: str = "compile") -> float:
         """Return by how much the last training loss differs from the baseline's, relative to that."""
-        baseline, loss = self.arms[self.baseline]["train_loss"][-1], self.arms[arm]["train_loss"][-1]
+        baseline: float = self.arms[self.baseline]["train_loss"][-1]
+        loss: float = self.arms[arm]["train_loss"][-1]
         return abs(loss - baseline) / max(abs(baseline), 1e-12)
 
     def fallback(self, arm: str = "compile") -> str | None:

@@ -1,7 +1,7 @@
-"""How arms are measured: each in a process of its own, warmed up first, then epoch by epoch in turn, never two at a time.
+"""How arms are measured: each in its own process, warmed up first, then epoch by epoch in turn, never two at a time.
 
-The order within a pair of epochs alternates (A B, B A, ...), so that a machine that grows slower or faster favours no arm.
-Both arms have the same seed and the same data order.
+The order within a pair of epochs alternates (A B, B A, ...), so that a machine that grows slower or faster favours no
+arm. Both arms have the same seed and the same data order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BenchmarkError(RuntimeError):
     """An arm ended before it was measured; the message holds its last words."""
 
 
-class BenchmarkStopped(RuntimeError):
+class BenchmarkStopped(RuntimeError):  # noqa: N818 (being asked to stop is no error)
     """The comparison was asked to stop."""
 
 
@@ -48,7 +48,7 @@ def compare(
 
     Args:
         recipe: A recipe or its name.
-        arms: Overrides by name; the first one is what the others are compared with. By default torch_compile off and on.
+        arms: Overrides by name; the others are compared with the first. By default torch_compile off and on.
         epochs: Timed epochs of each arm. SuperGradients' table has 5.
         out_dir: Where everything is written; by default `benchmarks/<recipe>/<time>/`.
         progress: Whether to show lines on standard error, or a function that gets them.
@@ -128,7 +128,7 @@ class _Arm:
             if self._has(kind, epoch):
                 return
             ended = self.history.ended
-            if ended is not None and ended.status != "finished" or not alive and not events:
+            if (ended is not None and ended.status != "finished") or (not alive and not events):
                 raise self._error()
             if self._should_stop():
                 raise BenchmarkStopped(f"stopped while the arm {self.name} was at work")

@@ -31,7 +31,7 @@ def train_in(run_dir: Path, listeners: Sequence[Listener] = ()) -> int:
         model = recipe.build_model()
         with _stopped_by_file(trainer, run_dir, start):
             trainer.train(model, recipe.training_hyperparams, train_loader, valid_loader)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (a process without an end would seem to have died)
         traceback.print_exc()  # The log holds the whole story; the end, its cause.
         _end(run_dir, "failed", f"{type(error).__name__}: {error}", start)
         return 1
