@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import time
+from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -119,7 +120,7 @@ _SENTENCES = {
 
 def status_html(runs: RunState) -> str:
     """Return the live region: the state of the run, its directory, and its last words if it ended badly."""
-    where = f" <small>{html.escape(str(runs.run.run_dir))}</small>" if runs.run else ""
+    where = f"<br><small>{html.escape(_near(Path(runs.run.run_dir)))}</small>" if runs.run else ""
     words = ""
     if runs.status in ("failed", "died"):
         last = "\n".join(runs.log.splitlines()[-_LAST_WORDS:]) or "It wrote nothing into its log."
@@ -131,6 +132,12 @@ def status_html(runs: RunState) -> str:
         f'<div role="status" aria-live="polite" style="overflow-wrap:anywhere"><b>{_SENTENCES[runs.status]}</b>'
         f"{where}{words}</div>"
     )
+
+
+def _near(path: Path) -> str:
+    """Return a path as it is seen from the notebook's folder, where it lies below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def line_html(runs: RunState, now: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,18 +56,17 @@ def arms_html(arms: Mapping[str, History]) -> str:
 
 
 def verdict_html(comparison: Comparison) -> str:
-    """Return what a comparison found: the sentence, the interval, what compiling cost and when it is repaid."""
-    facts: list[str] = []
-    for arm in [name for name in comparison.arms if name != "baseline"]:
+    """Return what a comparison found: the sentence, then the numbers behind it."""
+    header = ["arm", "median s", "improvement %", "95 % interval", "compile s", "repaid after epochs"]
+    rows: list[list[object]] = [[comparison.baseline, comparison.median_seconds(comparison.baseline), *(["–"] * 4)]]
+    for arm in comparison.others:
         interval = comparison.interval(arm)
-        between = f"between {interval[0]:.1f} % and {interval[1]:.1f} %" if interval else "not known from so few epochs"
-        noise = "; within noise" if comparison.within_noise(arm) else ""
+        between = "too few epochs" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
         epochs = comparison.break_even_epochs(arm)
-        repaid = "never" if epochs is None else f"after {epochs:.0f} epochs"
-        facts.append(f"{arm}: improvement {between} (95 % interval){noise}.")
-        facts.append(f"Compiling took {comparison.compile_seconds(arm):.1f} s, which is repaid {repaid}.")
-    listed = "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
-    return f"<p><b>{html.escape(comparison.verdict)}</b></p><ul>{listed}</ul>"
+        row = [arm, comparison.median_seconds(arm), f"{comparison.improvement_percent(arm):.1f}", between]
+        rows.append([*row, comparison.compile_seconds(arm), "never" if epochs is None else math.ceil(epochs)])
+    table = _scrolling(html_table(header, rows, caption="The comparison"))
+    return f"<p><b>{html.escape(comparison.verdict)}</b></p>{table}"
 
 
 def results_html(arms: Mapping[str, History], comparison: Comparison | None = None) -> str:

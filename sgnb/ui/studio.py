@@ -140,7 +140,7 @@ def _chooser(state: PanelState, guard: Guard) -> Any:
     recipe = widgets.Dropdown(options=names, value=state.base.name, description="Recipe", style=style)
     override = widgets.Text(
         description="Override",
-        placeholder="dataset_params.train_dataloader_params.batch_size=32",
+        placeholder="name=value, as on the command line",
         continuous_update=False,
         style=style,
         layout=widgets.Layout(width="min(100%, 380px)"),

@@ -1,6 +1,8 @@
+import html
 from collections.abc import Callable
 
-from sgnb.events import EpochEnded, RunEnded, RunStarted
+from sgnb.bench import Comparison
+from sgnb.events import CompileEnded, EpochEnded, RunEnded, RunStarted
 from sgnb.history import History
 from sgnb.recipes import Recipe
 from sgnb.ui.snapshot import MAX_ROWS, epochs_html, export_text, results_html, snapshot_html
@@ -51,3 +53,18 @@ def test_what_cannot_be_written_says_why() -> None:
         raise ValueError("one\ntwo")
 
     assert export_text(write) == "# one\n# two"
+
+
+def test_a_comparison_shows_its_verdict_and_the_numbers_behind_it(
+    started: RunStarted, epoch_ended: Callable[..., EpochEnded]
+) -> None:
+    compiled = CompileEnded(graph="train", seconds=12.0, num_graphs=1, num_breaks=0, cache_hits=0, cache_misses=1)
+    slow = [epoch_ended(epoch, seconds=1.0 + epoch / 100) for epoch in range(1, 6)]
+    fast = [epoch_ended(epoch, seconds=0.5 + epoch / 100) for epoch in range(1, 6)]
+    arms = {"baseline": History([started, *slow]), "compile": History([started, compiled, *fast])}
+    comparison = Comparison(arms)
+    text = results_html(arms, comparison)
+    assert html.escape(comparison.verdict) in text
+    assert f"<td>{comparison.improvement_percent():.1f}</td>" in text
+    assert "<td>12</td><td>24</td>" in text  # Compile seconds, and half a second saved in each epoch.
+    assert "<th>baseline s</th><th>compile s</th>" in text
