@@ -12,6 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from sgnb.events import CompileEnded, CompileFailed, EpochEnded, RunEnded, RunStarted
+from sgnb.history import History
+
 GRACE_SECONDS = 5.0
 # The inductor sets its own variables and keeps its compile workers for the next graph; multiprocessing keeps a tracker.
 KEPT_VARIABLES = ("PYTEST_", "TORCH", "TRITON_", "KMP_", "OMP_")
@@ -86,3 +89,40 @@ def _wait_for_none(look: Callable[[], list[Any]]) -> list[Any]:
     while (left := look()) and time.monotonic() < end:
         time.sleep(0.05)
     return left
+
+
+@pytest.fixture
+def a_history():
+    """Return a function that makes a history of epochs with these seconds."""
+    return _a_history
+
+
+def _a_history(seconds, *, compile_seconds=0.0, failed="", loss=0.5, cache=(0, 2)):
+    history = History()
+    history.append(
+        RunStarted(
+            experiment_name="e", run_dir="r", device="cpu", dtype="float32", start_epoch=1, max_epochs=len(seconds),
+            train_batches=1, valid_batches=1, batch_size=1, num_parameters=1, training_hyperparams={},
+            machine={"cpu": "a <fast> one", "cores": 2},
+        )
+    )  # fmt: skip
+    if compile_seconds:
+        hits, misses = cache
+        history.append(
+            CompileEnded(
+                graph="train", seconds=compile_seconds, num_graphs=1, num_breaks=0, cache_hits=hits, cache_misses=misses
+            )
+        )
+    if failed:
+        history.append(CompileFailed(reason=failed))
+    for epoch, value in enumerate(seconds, 1):
+        history.append(
+            EpochEnded(
+                epoch=epoch, train_seconds=0.8 * value, valid_seconds=0.2 * value,
+                train_loader_wait_seconds=0.1 * value, valid_loader_wait_seconds=0.0, compile_seconds=0.0, checkpoint_seconds=0.0, train_loss=loss,
+                valid_loss=0.4, train_metrics={}, valid_metrics={"Accuracy": 0.9}, lr=0.1, num_samples=100,
+                num_updates=10, skipped_updates=0, peak_mib=500.0,
+            )
+        )  # fmt: skip
+    history.append(RunEnded(status="finished", seconds=1.0))
+    return history
