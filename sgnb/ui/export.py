@@ -12,7 +12,7 @@ import ipywidgets as widgets
 from sgnb.recipes import save_recipe
 from sgnb.ui.guard import Guard
 from sgnb.ui.snapshot import export_text
-from sgnb.ui.state import PanelState
+from sgnb.ui.state import PanelState, label_of
 from sgnb.ui.worker import Worker
 
 
@@ -44,7 +44,7 @@ def export_panel(state: PanelState, guard: Guard | None = None) -> Any:
         put_back()
 
     def renamed(_change: object = None) -> None:
-        name.value = f"{Path(state.base.name).stem or 'recipe'}_edited.yaml"
+        name.value = f"{label_of(state.base)}_edited.yaml"
 
     def save_file(_button: object) -> None:
         path = Path(name.value.strip()).expanduser()

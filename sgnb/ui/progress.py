@@ -71,7 +71,8 @@ class Progress:
             return "starting the process…"
         if not self.epoch:
             return "preparing the first epoch…"
+        if not self.num_batches:  # An arm of a comparison waits here for its turn.
+            return f"epoch {self.epoch} of {self.max_epochs}: about to start"
         work = "training" if self.phase == "train" else "validating"
-        batch = f", batch {self.batch} of {self.num_batches}" if self.num_batches else ""
         loss = f", loss {self.loss:.4f}" if self.loss is not None else ""
-        return f"epoch {self.epoch} of {self.max_epochs}: {work}{batch}{loss}"
+        return f"epoch {self.epoch} of {self.max_epochs}: {work}, batch {self.batch} of {self.num_batches}{loss}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sgnb.history import History, html_table
 from sgnb.plots import curve_svg, timing_svg
 from sgnb.ui.findings import findings_html
-from sgnb.ui.state import show
+from sgnb.ui.state import label_of, show
 
 if TYPE_CHECKING:
     from sgnb.bench import Comparison
@@ -103,7 +103,7 @@ def snapshot_html(
     comparison: Comparison | None = None,
 ) -> str:
     """Return the whole panel as a page to read."""
-    parts = [heading(f"sgnb: recipe {recipe.name}", 2)]
+    parts = [heading(f"sgnb: recipe {label_of(recipe)}", 2)]
     if recipe.description:
         parts.append(f"<p>{html.escape(recipe.description)}</p>")
     parts += [settings_html(recipe), _code(recipe)]

@@ -63,6 +63,7 @@ class PanelState(traitlets.HasTraits):
         self._facts: Facts | None = None
         self._facts_of: tuple[Any, ...] | None = None
         chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+        self._own = {label_of(chosen): chosen}  # It may come from a file or from Python: no name finds it again.
         self._enforce(chosen, base=chosen, pending={})
 
     @property
@@ -118,7 +119,7 @@ class PanelState(traitlets.HasTraits):
             ValueError: when there is no such recipe, or it is not valid; the present one stays.
         """
         with self.lock:
-            recipe = load_recipe(name)
+            recipe = self._own.get(name) or load_recipe(name)
             self._remember(f"recipe = {name}")
             self._enforce(recipe, base=recipe, pending={})
 
@@ -202,6 +203,11 @@ class PanelState(traitlets.HasTraits):
             facts = gather_facts(self.recipe)  # What the settings say by themselves; the machine is not known yet.
         findings: tuple[Finding, ...] = tuple(judge(facts))
         self.findings = findings
+
+
+def label_of(recipe: Recipe) -> str:
+    """Return what a recipe is called where recipes are chosen; one that was made in Python may have no name."""
+    return recipe.name or recipe.run_name
 
 
 def _subject(recipe: Recipe) -> tuple[Any, ...]:

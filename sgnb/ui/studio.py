@@ -19,7 +19,7 @@ from sgnb.ui.guard import Guard
 from sgnb.ui.run_state import RunState
 from sgnb.ui.runs import run_panel
 from sgnb.ui.snapshot import heading, snapshot_html
-from sgnb.ui.state import PanelState
+from sgnb.ui.state import PanelState, label_of
 from sgnb.ui.worker import Worker
 
 _WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
@@ -95,7 +95,7 @@ class Panel:
             update_display(self._repr_mimebundle_(), display_id=self.display_id, raw=True)
 
     def __repr__(self) -> str:
-        return f"<Panel {self.key!r}: recipe {self.state.base.name}>"
+        return f"<Panel {self.key!r}: recipe {label_of(self.state.base)}>"
 
     def _repr_mimebundle_(self, **_wanted: Any) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": self.snapshot()}
@@ -135,9 +135,9 @@ def _card(title: str, children: list[Any]) -> Any:
 
 def _chooser(state: PanelState, guard: Guard) -> Any:
     """Return the row that chooses a recipe and says what this machine is."""
-    names = list(dict.fromkeys([state.base.name, *list_recipes()]))
+    names = list(dict.fromkeys([label_of(state.base), *list_recipes()]))
     style = {"description_width": "initial"}
-    recipe = widgets.Dropdown(options=names, value=state.base.name, description="Recipe", style=style)
+    recipe = widgets.Dropdown(options=names, value=label_of(state.base), description="Recipe", style=style)
     override = widgets.Text(
         description="Override",
         placeholder="name=value, as on the command line",
@@ -164,7 +164,7 @@ def _chooser(state: PanelState, guard: Guard) -> Any:
         nonlocal drawing
         drawing = True
         try:
-            recipe.value = state.base.name
+            recipe.value = label_of(state.base)
         finally:
             drawing = False
         about.value = about_html(state)

@@ -46,7 +46,7 @@ COMPILED = CompileEnded(graph="train", seconds=12, num_graphs=1, num_breaks=0, c
         ([STARTED, CompileStarted(graph="valid", time=111.2)], "compiling the validation graph… 1 s"),
         ([STARTED, CompileStarted(graph="train"), COMPILED], "preparing the first epoch…"),
         ([STARTED, CompileStarted(graph="train"), CompileFailed(reason="no g++")], "preparing the first epoch…"),
-        ([STARTED, EpochStarted(epoch=2)], "epoch 2 of 5: training"),
+        ([STARTED, EpochStarted(epoch=2)], "epoch 2 of 5: about to start"),
         ([STARTED, step("train", 7, 0.5)], "epoch 2 of 5: training, batch 7 of 20, loss 0.5000"),
         ([STARTED, step("train", 7, 0.5), step("valid", 3)], "epoch 2 of 5: validating, batch 3 of 20, loss 0.5000"),
         (

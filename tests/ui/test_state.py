@@ -5,7 +5,7 @@ import pytest
 
 from sgnb.hyperparams import HyperparamsError
 from sgnb.pitfalls import gather_facts
-from sgnb.recipes import Recipe, load_recipe
+from sgnb.recipes import Recipe
 from sgnb.ui.state import Knowledge, PanelState, Unreadable, gather_all, show
 
 
@@ -127,10 +127,10 @@ def test_an_override_reaches_what_the_form_does_not(state: PanelState) -> None:
     assert not state.training_hyperparams.ema
 
 
-def test_another_recipe_can_be_chosen_and_undone(state: PanelState) -> None:
+def test_another_recipe_can_be_chosen_and_undone(state: PanelState, recipe: Recipe) -> None:
     state.set("max_epochs", 3)
     state.choose("digits_dscnn")
-    assert state.recipe == load_recipe("digits_dscnn")
+    assert state.recipe == recipe
     state.undo()
     assert state.training_hyperparams.max_epochs == 3
 

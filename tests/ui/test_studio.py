@@ -11,7 +11,7 @@ import ipywidgets as widgets
 import pytest
 
 from sgnb.pitfalls import gather_facts
-from sgnb.recipes import Recipe
+from sgnb.recipes import Recipe, save_recipe
 from sgnb.ui.state import Knowledge
 from sgnb.ui.studio import Panel, machine_text, panel, widget_tree
 
@@ -138,3 +138,29 @@ def test_the_user_interface_imports_no_torch_and_the_panel_shows_within_a_second
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_recipe_from_a_file_can_be_chosen_again(recipe: Recipe, tmp_path: Path) -> None:
+    path = save_recipe(recipe.with_hyperparams(max_epochs=3), tmp_path / "mine.yaml")
+    opened = panel(str(path))
+    chooser = part(opened, widgets.Dropdown, "Recipe")
+    chooser.value = "digits_dscnn"
+    assert opened.training_hyperparams.max_epochs == 5
+    chooser.value = "mine"
+    assert opened.training_hyperparams.max_epochs == 3
+    assert not opened.guard.errors
+    opened.close()
+
+
+def test_python_objects_among_the_hyperparameters_are_said_not_to_fit_into_yaml(recipe: Recipe) -> None:
+    opened = panel(recipe.with_hyperparams(loss=len))
+    assert opened.state.problems == ()
+    yaml_text = part(opened, widgets.Textarea, "YAML")
+    deadline = time.monotonic() + 20
+    while "is a Python object, which YAML cannot hold" not in yaml_text.value:
+        assert time.monotonic() < deadline, yaml_text.value
+        time.sleep(0.02)
+    part(opened, widgets.Button, "Run").click()
+    assert "is a Python object, which YAML cannot hold" in opened.guard.notice.value
+    assert opened.runs.status == "idle"
+    opened.close()
