@@ -118,11 +118,23 @@ def _a_history(seconds, *, compile_seconds=0.0, failed="", loss=0.5, cache=(0, 2
     for epoch, value in enumerate(seconds, 1):
         history.append(
             EpochEnded(
-                epoch=epoch, train_seconds=0.8 * value, valid_seconds=0.2 * value,
-                train_loader_wait_seconds=0.1 * value, valid_loader_wait_seconds=0.0, compile_seconds=0.0, checkpoint_seconds=0.0, train_loss=loss,
-                valid_loss=0.4, train_metrics={}, valid_metrics={"Accuracy": 0.9}, lr=0.1, num_samples=100,
-                num_updates=10, skipped_updates=0, peak_mib=500.0,
+                epoch=epoch,
+                train_seconds=0.8 * value,
+                valid_seconds=0.2 * value,
+                train_loader_wait_seconds=0.1 * value,
+                valid_loader_wait_seconds=0.0,
+                compile_seconds=0.0,
+                checkpoint_seconds=0.0,
+                train_loss=loss,
+                valid_loss=0.4,
+                train_metrics={},
+                valid_metrics={"Accuracy": 0.9},
+                lr=0.1,
+                num_samples=100,
+                num_updates=10,
+                skipped_updates=0,
+                peak_mib=500.0,
             )
-        )  # fmt: skip
+        )
     history.append(RunEnded(status="finished", seconds=1.0))
     return history

@@ -1,8 +1,8 @@
 """The loop: epochs of training and validation, timed as SuperGradients' table times them, and split.
 
 An epoch's clock covers loader, transfer, forward, loss, backward, update, metrics and validation. Compiling,
-checkpoints and the first batch of the run (needed to warm up) are outside it, in compiled and eager runs alike. The device is
-synchronised at the borders of an epoch only.
+checkpoints and the first batch of the run (needed to warm up) are outside it, in compiled and eager runs alike. The
+device is synchronised at the borders of an epoch only.
 """
 
 from __future__ import annotations
