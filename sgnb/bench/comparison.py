@@ -124,9 +124,9 @@ class Comparison:
             return f"Nothing can be said of {arm} after {self.num_epochs} epoch: {medians}.{self._remarks(arm)}"
         between = f"95 % interval {interval[0]:.1f} to {interval[1]:.1f} %"
         change = self.improvement_percent(arm)
-        if self.within_noise(arm):
-            return f"Within noise: {arm} took {medians} ({change:.1f} % less; {between}).{self._remarks(arm)}"
         kind = f"{change:.1f} % less" if change >= 0 else f"{-change:.1f} % more"
+        if self.within_noise(arm):
+            return f"Within noise: {arm} took {medians} ({kind}; {between}).{self._remarks(arm)}"
         return f"An epoch of {arm} took {kind} time: {medians} ({between}).{self._remarks(arm)}"
 
     def _remarks(self, arm: str) -> str:
