@@ -20,6 +20,7 @@ import pytest
 from sgnb.events import EpochEnded, RunStarted
 from sgnb.pitfalls import Facts, Finding
 from sgnb.recipes import Recipe, load_recipe
+from sgnb.run import Run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "test-results"
@@ -224,6 +225,8 @@ def lab(lab_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             yield Lab(url, page)
             context.close()
     finally:
+        for run in Run.find(lab_folder):  # A test that failed may have left one at work.
+            run.kill()
         os.killpg(server.pid, signal.SIGTERM)
         try:
             server.wait(timeout=15)
