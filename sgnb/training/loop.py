@@ -124,6 +124,7 @@ class Loop:
     notices: list[str] = field(default_factory=list)
     completed_epochs: int = 0
     num_updates: int = 0
+    skipped_updates: int = 0
     best: float | None = None
     compiling: bool = False
     criterion: nn.Module = field(init=False)
@@ -192,7 +193,7 @@ class Loop:
 
     def _epoch(self, epoch: int, batches: Batches | None, run_dir: Path) -> None:
         seconds, compile_before, graphs_before = _Seconds(), self.watcher.seconds, self.watcher.counts()
-        updates_before = self.num_updates
+        updates_before, skipped_before = self.num_updates, self.skipped_updates
         train = self._tally(self.train_metrics, "training_hyperparams.train_metrics_list")
         start = self._now()
         self._train(epoch, batches, train, seconds)
@@ -228,7 +229,7 @@ class Loop:
                 lr=self.optimizer.param_groups[0]["lr"],
                 num_samples=train.num_samples,
                 num_updates=self.num_updates - updates_before,
-                skipped_updates=self.updates_per_epoch - (self.num_updates - updates_before),
+                skipped_updates=self.skipped_updates - skipped_before,
                 peak_mib=self._peak_mib(),
             )
         )
@@ -269,10 +270,12 @@ class Loop:
         changed = self.precision.update(
             parameters, self.optimizer, gradient_scale=gradient_scale, max_norm=self.hp.clip_grad_norm
         )
-        if changed:
-            self.num_updates += 1
-            if self.ema is not None:
-                self.ema.update()
+        if not changed:
+            self.skipped_updates += 1
+            return
+        self.num_updates += 1
+        if self.ema is not None:
+            self.ema.update()
 
     def _validate_if_due(self, epoch: int, seconds: _Seconds) -> tuple[float | None, dict[str, float]]:
         due = epoch % self.hp.run_validation_freq == 0 or epoch == self.hp.max_epochs

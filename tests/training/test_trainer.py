@@ -317,6 +317,27 @@ def test_loaders_that_cannot_be_trained_on_are_named(setup, loader, message):
     assert str(caught.value) == message
 
 
+def test_an_overflow_is_counted_and_moves_neither_schedule_nor_average(setup):
+    setup.inputs[:] = 3e4  # float16 activations overflow at once.
+    history = setup.train(max_epochs=1, mixed_precision=True, mixed_precision_dtype="float16", ema=True)
+    (epoch,) = history.epochs
+    assert (epoch.num_updates, epoch.skipped_updates) == (0, 5)
+    assert epoch.lr == 0.01
+    assert torch.load(setup.trainer.run_dir / "ckpt_latest.pth", weights_only=True)["ema_updates"] == 0
+
+
+def test_a_loader_that_is_shorter_than_its_length_skips_nothing(setup):
+    class Shorter(DataLoader):
+        def __len__(self):
+            return 100
+
+    loader = Shorter(TensorDataset(setup.inputs, setup.targets), 16)
+    history = Trainer("t", ckpt_root_dir=setup.root, device="cpu").train(
+        setup.new_model(), {"silent_mode": True, "max_epochs": 1, "batch_accumulate": 2}, loader
+    )
+    assert (history.epochs[0].num_updates, history.epochs[0].skipped_updates) == (3, 0)
+
+
 def test_a_nan_loss_is_noticed(setup):
     setup.inputs[0] = float("nan")
     history = setup.train(max_epochs=1)
