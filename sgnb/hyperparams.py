@@ -73,10 +73,12 @@ class Record(BaseModel):
             problems = _problems_of(type(self), values, details)
             wrong = {str(detail["loc"][0]) for detail in details if detail["loc"]}
             good = {key: value for key, value in values.items() if key not in wrong}
+            if any(detail["type"] == "missing" for detail in details):  # Without it there is nothing to contradict.
+                raise HyperparamsError(problems) from None
             try:  # The contradictions among the values that are right by themselves belong in the same report.
                 type(self)(**good)
             except HyperparamsError as more:
-                problems += [p for p in more.problems if p not in problems and not p.message.startswith("is required")]
+                problems += [problem for problem in more.problems if problem not in problems]
             except ValidationError:
                 raise HyperparamsError(problems) from None
             raise HyperparamsError(problems) from None

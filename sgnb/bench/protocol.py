@@ -99,6 +99,7 @@ class _Arm:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sgnb.bench.arm", str(run_dir)],
                 stdin=subprocess.PIPE,
+                bufsize=0,  # What a dead arm did not take must not come up again when the pipe is closed.
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

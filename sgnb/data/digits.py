@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 handwritten digits (UCI, 8x8), enlarged to 32x32 with three channels. Real, and always at hand."""
+"""scikit-learn's 1,797 handwritten digits (UCI, 8x8), enlarged to 32x32 with three channels: real, always at hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def digits(split: str) -> Dataset[Any]:
     index = train if split == "train" else val
     image_BHW = torch.from_numpy(bunch.images[index]).float() / 16  # noqa: N806 (B = samples, H W = size)
     image_BCHW = F.interpolate(image_BHW.unsqueeze(1), size=_SHAPE[1:], mode="bilinear")  # noqa: N806
-    image_BCHW = ((image_BCHW - 0.305) / 0.376).expand(-1, 3, -1, -1).contiguous()  # noqa: N806
+    image_BCHW = ((image_BCHW - 0.3054) / 0.3237).expand(-1, 3, -1, -1).contiguous()  # noqa: N806
     return TensorDataset(image_BCHW, torch.from_numpy(bunch.target[index]).long())
 
 

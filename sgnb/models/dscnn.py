@@ -1,7 +1,7 @@
 """A small depthwise-separable CNN for 32x32 images (MobileNet's block, https://arxiv.org/abs/1704.04861, with SiLU).
 
-Its training step is mostly memory traffic of BatchNorm and SiLU, which a compiler can fuse: a fair place to look for a gain
-on a CPU.
+Its training step is mostly memory traffic of BatchNorm and SiLU, which a compiler can fuse: a fair place to look for a
+gain on a CPU.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Hydra composes a recipe from YAML groups and overrides; nothing else of Hydra is used, and nothing in YAML runs code."""
+"""Hydra composes a recipe from YAML groups and overrides; nothing else of it is used, and nothing in YAML runs code."""
 
 from __future__ import annotations
 
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from sgnb.hyperparams import nearest
-from sgnb.recipes.recipe import Recipe, RecipeError
+from sgnb.recipes.recipe import Recipe, RecipeError, dump_yaml, escape_interpolations
 
 _PACKAGED = "pkg://sgnb.recipes"
 _LOCK = threading.Lock()  # Hydra's state is global.
@@ -31,7 +32,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = (), config_dir: str
 
     Args:
         name: A packaged recipe, one in `config_dir`, or the path of a `.yaml` file.
-        overrides: In Hydra's grammar: `training_hyperparams.ema=True`, `dataset_params=synthetic`, `~arch_params.width`.
+        overrides: In Hydra's grammar: `training_hyperparams.ema=True`, `dataset_params=synthetic`, `~arch_params`.
         config_dir: A folder of your own recipes and groups; the package's groups can be used in them.
 
     Raises:
@@ -63,7 +64,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "recipe.yaml").write_text(yaml.safe_dump(dict(values)))
+        Path(folder, "recipe.yaml").write_text(dump_yaml(values))
         return _compose("recipe", [_add_or_override(override, {}) for override in overrides], Path(folder))
 
 
@@ -126,7 +127,7 @@ def _quote(value: object) -> str:
         return "{" + ",".join(f"{_quote_key(key)}:{_quote(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_quote, value)) + "]"
-    text = str(value)
+    text = str(escape_interpolations(value))
     reads_as_itself = re.fullmatch(r"[A-Za-z_][\w./-]*", text) and text.lower() not in (
         "null",
         "true",
@@ -170,7 +171,7 @@ def _add_or_override(override: str, groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def _compose(name: str, overrides: list[str], directory: Path | None) -> dict[str, Any]:
-    from hydra import compose, initialize_config_dir, initialize_config_module
+    from hydra import compose
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -181,12 +182,10 @@ def _compose(name: str, overrides: list[str], directory: Path | None) -> dict[st
             outer = GlobalHydra.instance().hydra  # A program of the user's that runs under Hydra keeps its state.
             GlobalHydra.instance().clear()
             try:
-                if directory is None:
-                    with initialize_config_module("sgnb.recipes", version_base="1.3"):
-                        config = compose(name, overrides)
-                else:
-                    with initialize_config_dir(str(directory), version_base="1.3"):
-                        config = compose(name, [*overrides, f"hydra.searchpath=[{_PACKAGED}]"])
+                home, also = _initialize(name, directory)
+                with home:
+                    search = [f"hydra.searchpath=[{_quote(also)}]"] if directory is not None else []
+                    config = compose(name, [*overrides, *search])
             finally:
                 GlobalHydra.instance().hydra = outer
         values = OmegaConf.to_container(config, resolve=True)
@@ -195,6 +194,15 @@ def _compose(name: str, overrides: list[str], directory: Path | None) -> dict[st
     if not isinstance(values, dict):
         raise RecipeError(f"{name}: expected a mapping, got {type(values).__name__}")
     return {str(key): value for key, value in values.items()}
+
+
+def _initialize(name: str, directory: Path | None) -> tuple[AbstractContextManager[Any], str]:
+    """Return Hydra in the home of a recipe, and the place that adds further groups."""
+    from hydra import initialize_config_dir, initialize_config_module
+
+    if directory is not None and (directory / f"{name}.yaml").exists():
+        return initialize_config_dir(str(directory), version_base="1.3"), _PACKAGED
+    return initialize_config_module("sgnb.recipes", version_base="1.3"), f"file://{directory}"
 
 
 def _explain(error: Exception, groups: Mapping[str, Sequence[str]]) -> str:

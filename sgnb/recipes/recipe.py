@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import yaml
 from pydantic import Field
 
 from sgnb.events import Listener
@@ -110,7 +110,7 @@ class Recipe(Record):
         return self.replace(training_hyperparams=TrainingHyperparams.from_dict(values))
 
     def override(self, overrides: Sequence[str]) -> Recipe:
-        """Return a copy with overrides in Hydra's grammar, as on the command line: `["training_hyperparams.ema=True"]`."""
+        """Return a copy with overrides as on the command line: `["training_hyperparams.ema=True"]`."""
         from sgnb.recipes.compose import apply_overrides
 
         return Recipe.from_dict(
@@ -139,7 +139,7 @@ class Recipe(Record):
         ]
         if problems:
             raise HyperparamsError(problems)
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return dump_yaml(values)
 
     def to_command(self) -> str:
         """Return the shell command that repeats this recipe."""
@@ -231,14 +231,30 @@ class Recipe(Record):
 
         if self.num_gpus > 1 or self.multi_gpu == "DDP":
             raise RecipeError(
-                f"num_gpus: {self.num_gpus} and multi_gpu: {self.multi_gpu} ask for several processes, and this version "
-                "trains in one process; set num_gpus=1 multi_gpu=Off"
+                f"num_gpus: {self.num_gpus} and multi_gpu: {self.multi_gpu} ask for several processes, and this "
+                "version trains in one process; set num_gpus=1 multi_gpu=Off"
             )
         return Trainer(self.run_name, ckpt_root_dir=self.ckpt_root_dir, run_dir=run_dir, listeners=listeners)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with `changes`, validated as a whole."""
         return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Return YAML that OmegaConf reads back to equal values: a text that looks like a number stays a text."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(escape_interpolations(dict(values))))
+
+
+def escape_interpolations(value: Any) -> Any:
+    """Return `value` with each `${` of its texts escaped, which OmegaConf would otherwise replace."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
+    if isinstance(value, Mapping):
+        return {key: escape_interpolations(item) for key, item in value.items()}
+    return [escape_interpolations(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def save_recipe(recipe: Recipe, path: str | Path) -> Path:
