@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,6 +58,18 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = (), config_dir: str
     composed = _compose(name, [_add_or_override(o, _groups(directory)) for o in overrides], directory)
     values = {"experiment_name": name, **composed, "name": name, "config_dir": str(directory) if own else None}
     return Recipe.from_dict({key: value for key, value in values.items() if key != "config_dir" or value is not None})
+
+
+@functools.lru_cache
+def packaged_recipe(name: str) -> Recipe:
+    """Return a recipe of the package as it is; composed once, because Hydra needs half a second."""
+    return load_recipe(name)
+
+
+def swaps_a_group(override: str, config_dir: str | Path | None) -> bool:
+    """Tell whether an override such as `dataset_params=synthetic` takes another file of a group."""
+    match = _PLAIN.match(override)
+    return match is not None and match["key"] in _groups(None if config_dir is None else Path(config_dir))
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

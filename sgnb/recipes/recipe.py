@@ -110,12 +110,17 @@ class Recipe(Record):
         return self.replace(training_hyperparams=TrainingHyperparams.from_dict(values))
 
     def override(self, overrides: Sequence[str]) -> Recipe:
-        """Return a copy with overrides as on the command line: `["training_hyperparams.ema=True"]`."""
-        from sgnb.recipes.compose import apply_overrides
+        """Return a copy with overrides as on the command line: `["training_hyperparams.ema=True"]`.
 
-        return Recipe.from_dict(
-            {**apply_overrides(self.to_dict(), overrides), "name": self.name, "config_dir": self.config_dir}
-        )
+        Raises:
+            RecipeError: when an override cannot be read, or swaps a group of a recipe that was not loaded by name.
+        """
+        from sgnb.recipes.compose import apply_overrides, load_recipe, swaps_a_group
+
+        if self.name and any(swaps_a_group(override, self.config_dir) for override in overrides):
+            return load_recipe(self.name, [*self.overrides_from_base(), *overrides], self.config_dir)
+        values = apply_overrides(self.to_dict(), overrides)
+        return Recipe.from_dict({**values, "name": self.name, "config_dir": self.config_dir})
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the YAML holds: plain values, without defaults."""
@@ -153,13 +158,15 @@ class Recipe(Record):
         Raises:
             RecipeError: when it was not composed from a named recipe.
         """
-        from sgnb.recipes.compose import differences, load_recipe
+        from sgnb.recipes.compose import differences, load_recipe, packaged_recipe
 
         if not self.name:
             raise RecipeError(
                 "this recipe was not loaded by name, so no command can refer to it; save it with save_recipe"
             )
-        return differences(load_recipe(self.name, config_dir=self.config_dir).to_dict(), self.to_dict())
+        own = self.config_dir is not None  # Its file may change; one of the package's does not.
+        base = load_recipe(self.name, config_dir=self.config_dir) if own else packaged_recipe(self.name)
+        return differences(base.to_dict(), self.to_dict())
 
     def to_python(self) -> str:
         """Return the Python code that repeats this recipe."""

@@ -52,6 +52,14 @@ def test_the_command_tells_what_was_removed(recipe):
     assert load_recipe("digits_dscnn", changed.overrides_from_base()) == changed
 
 
+def test_overrides_of_a_recipe_keep_its_changes_also_when_a_group_is_swapped(recipe):
+    changed = recipe.with_hyperparams(max_epochs=9).override(["training_hyperparams.ema=True"])
+    swapped = changed.override(["dataset_params=synthetic"])
+    assert (swapped.training_hyperparams.max_epochs, swapped.training_hyperparams.ema) == (9, True)
+    assert swapped.dataset_params["synthetic"] is True
+    assert (swapped.name, recipe.dataset_params["synthetic"]) == ("digits_dscnn", False)
+
+
 def test_an_unchanged_recipe_has_a_short_command(recipe):
     assert recipe.to_command() == "python -m sgnb.train_from_recipe --config-name=digits_dscnn"
 
