@@ -101,7 +101,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
             for override in parsed
         ]
     except HydraException as error:
-        raise RecipeError(_first_line(error)) from None
+        raise RecipeError(_explain(error, {})) from None
     return [list(combination) for combination in itertools.product(*choices)]
 
 
@@ -219,6 +219,13 @@ def _initialize(name: str, directory: Path | None) -> tuple[AbstractContextManag
 
 
 def _explain(error: Exception, groups: Mapping[str, Sequence[str]]) -> str:
+    from hydra.errors import OverrideParseException
+
+    if isinstance(error, OverrideParseException):
+        override = error.override.removeprefix("++")
+        return (
+            f"the override {override!r} cannot be read; expected key=value, with quotes round what is more than a word"
+        )
     missing = re.search(r"Could not find '(?:[^']*/)?(?P<group>\w+)/(?P<option>[^'/]+)'", str(error))
     if missing and missing["group"] in groups:
         options = sorted(set(groups[missing["group"]]))

@@ -97,6 +97,16 @@ def test_bad_grammar_is_an_error_of_ours_and_leaves_hydra_as_it_was(override):
     assert GlobalHydra.instance().hydra is None
 
 
+def test_an_override_that_cannot_be_read_is_quoted():
+    message = "the override 'a=[1' cannot be read; expected key=value, with quotes round what is more than a word"
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("digits_dscnn", ["a=[1"])
+    assert str(caught.value) == f"digits_dscnn: {message}"
+    with pytest.raises(RecipeError) as caught:
+        expand_sweep(["a=[1"])
+    assert str(caught.value) == message
+
+
 def test_a_sweep_is_the_cartesian_product():
     assert expand_sweep(["a=1,2", "b=x", "c=p,q"]) == [
         ["a=1", "b=x", "c=p"],
