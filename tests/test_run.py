@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from sgnb.events import EpochEnded, RunEnded, RunStarted, StepEnded
+from sgnb.events import CompileStarted, EpochEnded, RunEnded, RunStarted, StepEnded
 from sgnb.recipes import load_recipe
 from sgnb.run import Run
 
@@ -71,6 +71,18 @@ def test_a_stop_from_another_object_ends_it_with_a_checkpoint(endless):
         assert run.wait(timeout=30).status == "stopped"
         assert run.status == "stopped"
         assert (run.run_dir / "ckpt_latest.pth").exists()
+    finally:
+        run.kill()
+
+
+def test_a_stop_is_heard_while_the_compiler_works(endless):
+    run = Run.start(endless.with_hyperparams(torch_compile=True))
+    try:
+        until(lambda: any(isinstance(event, CompileStarted) for event in run.history.events))
+        run.stop()
+        history = run.wait(timeout=10)
+        assert history.ended.reason == "stopped while compiling, before the first epoch"
+        assert run.status == "stopped"
     finally:
         run.kill()
 
