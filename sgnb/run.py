@@ -134,8 +134,10 @@ class Run:
         """
         limit = None if timeout is None else time.monotonic() + timeout
         asked = False
-        while self._process() is not None:
-            try:
+        while True:
+            try:  # Around the look at the process too: Ctrl-C may come at any moment.
+                if self._process() is None:
+                    return self.history
                 if limit is not None and time.monotonic() > limit:
                     raise TimeoutError(f"{self.run_dir}: still running after {timeout} s")
                 time.sleep(_POLL_SECONDS)
@@ -144,7 +146,6 @@ class Run:
                     raise
                 self.stop()
                 asked = True
-        return self.history
 
     def __await__(self) -> Generator[Any, None, History]:
         return self._wait_async().__await__()

@@ -156,3 +156,19 @@ def test_signs_of_life_are_few(recipe):
     steps = [event for event in history.events if isinstance(event, StepEnded)]
     seconds = history.events[-1].time - history.events[0].time
     assert len(steps) <= 5 * seconds + 2 * 2 * 5
+
+
+@pytest.mark.parametrize("moment", ["_process", "sleep"])
+def test_ctrl_c_while_waiting_asks_for_a_stop_and_a_second_one_gives_up(tmp_path, monkeypatch, moment):
+    process = psutil.Process()
+    (tmp_path / "process.json").write_text(json.dumps({"pid": process.pid, "created": process.create_time()}))
+    run, calls = Run(tmp_path), []
+
+    def interrupted(*_):
+        calls.append((tmp_path / "stop").exists())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((run, "_process") if moment == "_process" else (time, "sleep")), interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert calls == [False, True]

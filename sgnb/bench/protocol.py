@@ -6,6 +6,7 @@ arm. Both arms have the same seed and the same data order.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -70,16 +71,14 @@ def compare(
     out = Path(out_dir) if out_dir is not None else Path("benchmarks") / recipe.run_name / stamp
     show = _shower(progress)
     running: list[_Arm] = []
-    try:
+    with contextlib.ExitStack() as ends:  # It ends every arm, also when the end of another one raises.
         for name, arm_recipe in recipes.items():  # One after the other: the compiler of one must not slow another down.
             running.append(_Arm(name, arm_recipe, out.resolve() / name, show, should_stop))
+            ends.callback(running[-1].end)
             running[-1].wait_for(EpochStarted, 1)
         for epoch in range(1, epochs + 1):
             for arm in running if epoch % 2 else reversed(running):
                 arm.run_epoch(epoch)
-    finally:
-        for arm in running:
-            arm.end()
     comparison = Comparison({arm.name: arm.history for arm in running}, recipe=recipe)
     comparison.save(out)
     return comparison
@@ -141,7 +140,8 @@ class _Arm:
     def end(self) -> None:
         """End the process; it has finished by itself when all went well."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # A dead arm's token is still in the buffer.
+                self._process.stdin.close()
         try:
             # One that has told its end needs a moment to go; another one is not waited for.
             self._process.wait(timeout=30 if self.history.ended is not None else 0.5)

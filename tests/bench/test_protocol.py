@@ -79,6 +79,18 @@ def test_a_killed_arm_is_named(recipe, tmp_path):
         arm.end()
 
 
+@pytest.mark.parametrize(("after", "killed"), [("baseline", "compile"), ("compile", "baseline")])
+def test_when_one_arm_is_killed_the_comparison_says_so_and_ends_the_other(recipe, tmp_path, after, killed):
+    def kill(line):
+        if line.startswith(f"{after}: epoch 1/"):
+            process = next(p for p in children() if p.cmdline()[-1].endswith(killed))
+            process.kill()
+
+    with pytest.raises(BenchmarkError, match=f"^the arm {killed} ended before it was measured\nits last words:\n"):
+        compare(recipe, epochs=2, out_dir=tmp_path, progress=kill)
+    assert children() == []
+
+
 def test_an_arm_whose_comparison_is_gone_ends_by_itself(recipe, tmp_path):
     arm = _Arm("a", recipe, tmp_path / "a", _shower(False), lambda: False)
     arm.wait_for(EpochStarted, 1)
