@@ -68,6 +68,18 @@ class CompileEnded(_Event):
     num_breaks: int
     cache_hits: int
     cache_misses: int
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)  # tracing, autograd, code generation.
+    guard_us: float = 0.0  # What a call spends on checking that its graph still fits.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphBroke(_Event):
+    """The compiler could not go through a line of the model: two graphs, and Python in between."""
+
+    reason: str  # One sentence, the compiler's words.
+    file: str
+    line: int
+    page: str = ""  # The page of PyTorch's documentation on this kind of break.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +109,37 @@ class Recompiled(_Event):
     seconds: float
     num_graphs: int
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecompileLimitReached(_Event):
+    """The compiler gave a function up after too many recompilations; it runs eagerly from now on."""
+
+    function: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutOfMemory(_Event):
+    """The device's memory was not enough for a batch. `pieces` is how many parts a batch is split into from now on."""
+
+    epoch: int
+    batch: int
+    batch_size: int
+    allocated_mib: float
+    total_mib: float
+    pieces: int  # 1: it is not split, and the run ends.
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdatesSkipped(_Event):
+    """Several updates in a row had gradients that are not finite, so the weights stayed as they were."""
+
+    epoch: int
+    batch: int
+    in_a_row: int
+    loss_scale: float  # 1.0 unless the run is in float16.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +185,10 @@ class EpochEnded(_Event):
     num_updates: int
     skipped_updates: int  # fp16 overflow.
     peak_mib: float  # Of the device; on the CPU, of the process since it began.
+    train_losses: dict[str, float] = field(default_factory=dict)  # Parts of the loss, by name.
+    valid_losses: dict[str, float] = field(default_factory=dict)
+    raw_valid_loss: float | None = None  # Of the weights without averaging, where ema_params.validate_raw asks for it.
+    raw_valid_metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def epoch_seconds(self) -> float:
@@ -193,7 +240,11 @@ Event = (
     | CompileEnded
     | CompileFailed
     | CompileChecked
+    | GraphBroke
     | Recompiled
+    | RecompileLimitReached
+    | OutOfMemory
+    | UpdatesSkipped
     | EpochStarted
     | StepEnded
     | EpochEnded
@@ -325,6 +376,16 @@ _SENTENCES: dict[str, Callable[[Any], str]] = {
         f" tolerance {e.tolerance:.0e})"
     ),
     "Recompiled": lambda e: f"recompiled in epoch {e.epoch} for {e.seconds:.1f} s: {e.reason}",
+    "GraphBroke": lambda e: f"graph break at {e.file}:{e.line}: {e.reason}" + (f" ({e.page})" if e.page else ""),
+    "RecompileLimitReached": lambda e: f"given up by the compiler, eager from now on: {e.function}; {e.reason}",
+    "OutOfMemory": lambda e: (
+        f"out of memory in epoch {e.epoch}, batch {e.batch} ({e.batch_size} samples):"
+        f" {e.allocated_mib:,.0f} of {e.total_mib:,.0f} MiB allocated. {e.advice}"
+    ),
+    "UpdatesSkipped": lambda e: (
+        f"warning: {e.in_a_row} updates in a row skipped (epoch {e.epoch}, batch {e.batch}): the gradients are not"
+        " finite" + (f", loss scale {e.loss_scale:g}" if e.loss_scale != 1.0 else "")
+    ),
     "EpochEnded": _of_epoch,
     "CheckpointLoaded": lambda e: f"going on after epoch {e.epoch} from {e.path}",
     "Noticed": lambda e: f"{e.level}: {e.message}",

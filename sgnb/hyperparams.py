@@ -299,7 +299,12 @@ FileName = Annotated[str, Field(pattern=r"^[\w.\-]+$")]
 Schedule = Literal[
     "StepLRScheduler", "PolyLRScheduler", "CosineLRScheduler", "ExponentialLRScheduler", "FunctionLRScheduler"
 ]
-OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop")
+Switch = Annotated[
+    Literal["auto", "off"], BeforeValidator(lambda value: "off" if value is False else value)
+]  # YAML 1.1
+Mode = Literal["default", "lite", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "RMSpropTF", "Lamb", "Lion")
 
 
 def _option(default: Any, description: str, *, group: str, unit: str = "", main: bool = False) -> Any:
@@ -317,6 +322,7 @@ class EmaParams(Record):
     beta: Positive = Field(
         15.0, description="How fast decay_type exp grows: decay * (1 - exp(-beta * update / updates))."
     )
+    validate_raw: bool = Field(False, description="Validate the weights without averaging as well.")
 
     @classmethod
     def _prefix(cls) -> str:
@@ -326,9 +332,7 @@ class EmaParams(Record):
 class TorchCompileOptions(Record):
     """Arguments of `torch.nn.Module.compile`."""
 
-    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = Field(
-        None, description="The same as torch_compile_mode."
-    )
+    mode: Mode | None = Field(None, description="The same as torch_compile_mode.")
     fullgraph: bool = Field(False, description="Fail on a graph break instead of running the broken part eagerly.")
     dynamic: bool | None = Field(
         None, description="None: the batch dimension alone may vary, so two graphs are enough."
@@ -352,10 +356,19 @@ class TrainingHyperparams(Record):
     mixed_precision_dtype: Literal["auto", "bfloat16", "float16"] = _option(
         "auto", "auto: bfloat16 where the device computes in it, else float16 on a GPU.", group="precision"
     )
+    matmul_precision: Literal["ieee", "tf32"] | None = _option(
+        None,
+        "float32 products and convolutions on a GPU: exact, or TensorFloat-32. None: as torch has it.",
+        group="precision",
+    )
+    channels_last: bool = _option(False, "Images and convolutions in channels-last layout.", group="precision")
     # Compile
     torch_compile: bool = _option(False, "Compile the model with torch.compile.", group="compile", main=True)
-    torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = _option(
+    torch_compile_mode: Mode = _option(
         "default", "What the compiler spends time and memory on.", group="compile", main=True
+    )
+    torch_compile_regions: Switch = _option(
+        "off", "auto: compile each kind of repeated block once instead of the whole model.", group="compile"
     )
     torch_compile_loss: bool = _option(False, "Compile the loss as well, as a graph of its own.", group="compile")
     torch_compile_options: TorchCompileOptions = _option(
@@ -381,7 +394,7 @@ class TrainingHyperparams(Record):
         10, "Passes over the training set.", group="optimisation", unit="epochs", main=True
     )
     optimizer: Any = _option(
-        "SGD", "SGD, Adam, AdamW, RMSprop; or a class or an instance.", group="optimisation", main=True
+        "SGD", f"{', '.join(OPTIMIZERS)}; or a class or an instance.", group="optimisation", main=True
     )
     optimizer_params: Arguments = _option({}, "Arguments of the optimizer, over its defaults.", group="optimisation")
     zero_weight_decay_on_bias_and_bn: bool = _option(
@@ -393,6 +406,14 @@ class TrainingHyperparams(Record):
         1, "Batches whose mean gradient makes one update.", group="optimisation", unit="batches"
     )
     clip_grad_norm: Positive | None = _option(None, "Largest L2 norm of the gradient.", group="optimisation")
+    on_out_of_memory: Literal["raise", "halve"] = _option(
+        "raise",
+        "halve: split each batch further and accumulate, so that the update stays the same.",
+        group="optimisation",
+    )
+    pre_prediction_callback: Callable[..., Any] | None = _option(
+        None, "f(inputs, targets, batch_idx) -> (inputs, targets), before each training step.", group="optimisation"
+    )
     # Schedule
     initial_lr: Positive | dict[str, NonNegative] | None = _option(
         0.01,
@@ -400,8 +421,14 @@ class TrainingHyperparams(Record):
         group="schedule",
         main=True,
     )
-    lr_mode: Annotated[Schedule, BeforeValidator(_modern_name)] = _option(
-        "CosineLRScheduler", "How the learning rate falls after the warm-up.", group="schedule", main=True
+    finetune: bool = _option(
+        False, "Take {prefix: rate} from the model's own get_finetune_lr_dict(initial_lr).", group="schedule"
+    )
+    lr_mode: Annotated[Schedule | Arguments, BeforeValidator(_modern_name)] = _option(
+        "CosineLRScheduler",
+        "How the learning rate falls after the warm-up; or {torch scheduler: {arguments, phase, metric_name}}.",
+        group="schedule",
+        main=True,
     )
     lr_schedule_function: Callable[..., float] | None = _option(
         None, "For FunctionLRScheduler: f(initial_lr, epoch, iter, max_epoch, iters_per_epoch).", group="schedule"
@@ -421,8 +448,10 @@ class TrainingHyperparams(Record):
     warmup_mode: Annotated[Literal["LinearEpochLRWarmup", "LinearBatchLRWarmup"], BeforeValidator(_modern_name)] = (
         _option("LinearEpochLRWarmup", "Whether the rate rises once an epoch or at every update.", group="schedule")
     )
-    warmup_initial_lr: NonNegative | None = _option(
-        None, "Rate at the start of the warm-up; None: initial_lr / (length + 1).", group="schedule"
+    warmup_initial_lr: NonNegative | dict[str, NonNegative] | None = _option(
+        None,
+        "Rate at the start of the warm-up, or {prefix: rate} as in initial_lr; None: initial_lr / (length + 1).",
+        group="schedule",
     )
     lr_cooldown_epochs: Count = _option(0, "Last epochs, at the schedule's last rate.", group="schedule", unit="epochs")
     # Metrics and validation
@@ -438,9 +467,17 @@ class TrainingHyperparams(Record):
     greater_metric_to_watch_is_better: bool | None = _option(
         None, "Direction of metric_to_watch. None: False for loss, else True.", group="metrics"
     )
+    loss_logging_items_names: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] | None = _option(
+        None, "Names of the parts of a loss. None: as the loss calls them (component_names).", group="metrics"
+    )
+    early_stopping_patience: PositiveCount | None = _option(
+        None, "End after this many validations without a better metric_to_watch.", group="metrics", unit="validations"
+    )
+    early_stopping_min_delta: NonNegative = _option(0.0, "What counts as better by less does not.", group="metrics")
     run_validation_freq: PositiveCount = _option(1, "Epochs between two validations.", group="metrics", unit="epochs")
     # The run
     seed: Count = _option(42, "Seed of torch, numpy and random.", group="run")
+    deterministic: bool = _option(False, "Only algorithms that give the same result each time.", group="run")
     max_train_batches: PositiveCount | None = _option(
         None, "Stop each training epoch early.", group="run", unit="batches"
     )
@@ -449,8 +486,16 @@ class TrainingHyperparams(Record):
     # Checkpoints
     save_model: bool = _option(True, "Write checkpoints.", group="checkpoints")
     ckpt_best_name: FileName = _option("ckpt_best.pth", "File of the best weights.", group="checkpoints")
+    save_ckpt_epoch_list: Annotated[tuple[PositiveCount, ...], BeforeValidator(_as_tuple)] = _option(
+        (), "Epochs (from 1) after which ckpt_epoch_<n>.pth is kept; they are validated.", group="checkpoints"
+    )
+    average_best_models: bool = _option(
+        False, "Average the ten best validated weights at the end: average_model.pth.", group="checkpoints"
+    )
     resume: bool = _option(False, "Go on with the newest run of this experiment, or with run_id.", group="checkpoints")
     run_id: FileName | None = _option(None, "The run directory to resume.", group="checkpoints")
+    ckpt_name: FileName = _option("ckpt_latest.pth", "The file that resume looks for.", group="checkpoints")
+    load_opt_params: bool = _option(True, "Resume the optimizer's state too.", group="checkpoints")
     resume_path: str | None = _option(
         None, "A checkpoint file to go on from, in a new run directory.", group="checkpoints"
     )
@@ -551,6 +596,8 @@ def _rules(hp: TrainingHyperparams) -> list[tuple[str, bool, str]]:
     optimizer_by_name = isinstance(hp.optimizer, str)
     an_instance = not optimizer_by_name and not isinstance(hp.optimizer, type)
     named_loss = hp.loss if isinstance(hp.loss, str) else None
+    scheduler = hp.lr_mode if isinstance(hp.lr_mode, dict) else {}
+    graphs = (options.mode or hp.torch_compile_mode) in CUDA_GRAPH_MODES and hp.torch_compile
     ramp = hp.lr_warmup_epochs + hp.lr_cooldown_epochs
     return [
         (
@@ -564,6 +611,23 @@ def _rules(hp: TrainingHyperparams) -> list[tuple[str, bool, str]]:
             "torch_compile_options.options",
             options.options is not None and (options.mode or hp.torch_compile_mode) != "default",
             "cannot be given together with a mode; torch.compile takes one of them",
+        ),
+        (
+            "torch_compile_mode",
+            graphs and hp.batch_accumulate > 1,
+            f"{options.mode or hp.torch_compile_mode} cannot accumulate (batch_accumulate is {hp.batch_accumulate}): "
+            "CUDA graphs overwrite the gradients of the batch before (pytorch#169545). Use default, or "
+            "max-autotune-no-cudagraphs",
+        ),
+        (
+            "on_out_of_memory",
+            graphs and hp.on_out_of_memory == "halve",
+            f"halve accumulates, which {options.mode or hp.torch_compile_mode} cannot (CUDA graphs); use mode default",
+        ),
+        (
+            "torch_compile_regions",
+            hp.torch_compile_regions == "auto" and not hp.torch_compile,
+            "auto compiles parts of the model, but torch_compile is False",
         ),
         (
             "optimizer",
@@ -593,6 +657,27 @@ def _rules(hp: TrainingHyperparams) -> list[tuple[str, bool, str]]:
         ),
         ("loss", isinstance(hp.loss, Mapping) and len(hp.loss) != 1, f"expected one loss, got {hp.loss!r}"),
         ("criterion_params", bool(hp.criterion_params) and named_loss is None, "goes with a loss given by name only"),
+        (
+            "lr_mode",
+            isinstance(hp.lr_mode, dict)
+            and (len(scheduler) != 1 or not isinstance(next(iter(scheduler.values())), dict | None)),
+            f"expected {{torch scheduler: {{arguments}}}}, got {hp.lr_mode!r}",
+        ),
+        (
+            "lr_mode",
+            isinstance(hp.lr_mode, dict) and hp.lr_cooldown_epochs > 0,
+            "a torch scheduler has no cool-down; leave lr_cooldown_epochs out",
+        ),
+        (
+            "finetune",
+            hp.finetune and not isinstance(hp.initial_lr, float),
+            "asks the model for its rates, so initial_lr must be a number",
+        ),
+        (
+            "warmup_initial_lr",
+            isinstance(hp.warmup_initial_lr, dict) and "default" not in hp.warmup_initial_lr,
+            f"a mapping needs the key default, got {hp.warmup_initial_lr!r}",
+        ),
         ("lr_decay_factor", steps and hp.lr_decay_factor is None, f"is required by {hp.lr_mode}"),
         (
             "lr_updates",
@@ -618,6 +703,16 @@ def _rules(hp: TrainingHyperparams) -> list[tuple[str, bool, str]]:
             "lr_warmup_epochs",
             hp.lr_warmup_epochs > 0 and hp.lr_warmup_steps > 0,
             "give lr_warmup_epochs or lr_warmup_steps, not both",
+        ),
+        (
+            "save_ckpt_epoch_list",
+            any(epoch > hp.max_epochs for epoch in hp.save_ckpt_epoch_list),
+            f"expected epochs up to max_epochs ({hp.max_epochs}), got {list(hp.save_ckpt_epoch_list)}",
+        ),
+        (
+            "average_best_models",
+            hp.average_best_models and not hp.save_model,
+            "writes checkpoints, but save_model is False",
         ),
         ("run_id", hp.run_id is not None and not hp.resume, "names a run to resume, but resume is False"),
         ("resume_path", hp.resume_path is not None and hp.resume, "and resume exclude each other: give one"),
