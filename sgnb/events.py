@@ -47,6 +47,7 @@ class RunStarted(_Event):
     valid_batches: int
     batch_size: int
     num_parameters: int
+    optimizer: str = ""  # Its class and implementation: "SGD, fused".
     training_hyperparams: dict[str, Any]  # The changed values; Python objects as their repr.
     machine: dict[str, Any]
 
@@ -215,6 +216,7 @@ class CheckpointLoaded(_Event):
 
     path: str
     epoch: int  # The last one that was completed.
+    batch: int = 0  # The last one of the next epoch; 0 at an epoch's border.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,6 +321,12 @@ class EventWriter:
         """Close the file."""
         self._file.close()
 
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def sentence(event: Event) -> str | None:
     """Return what a log says of an event, or None for one that a log leaves out."""
@@ -387,7 +395,9 @@ _SENTENCES: dict[str, Callable[[Any], str]] = {
         " finite" + (f", loss scale {e.loss_scale:g}" if e.loss_scale != 1.0 else "")
     ),
     "EpochEnded": _of_epoch,
-    "CheckpointLoaded": lambda e: f"going on after epoch {e.epoch} from {e.path}",
+    "CheckpointLoaded": lambda e: (
+        f"going on after epoch {e.epoch}" + (f" and {e.batch} batches" if e.batch else "") + f" from {e.path}"
+    ),
     "Noticed": lambda e: f"{e.level}: {e.message}",
     "RunEnded": lambda e: f"{e.status} after {e.seconds:.1f} s" + (f": {e.reason}" if e.reason else ""),
 }

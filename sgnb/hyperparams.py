@@ -553,6 +553,11 @@ class TrainingHyperparams(Record):
             raise HyperparamsError(problems)
         return yaml.safe_dump(values, sort_keys=False) if values else "{}\n"
 
+    @property
+    def compile_mode(self) -> str:
+        """The mode of torch.compile, whichever of its two names it was given by."""
+        return self.torch_compile_options.mode or self.torch_compile_mode
+
     def _contradictions(self) -> list[Problem]:
         return [
             Problem(where=f"training_hyperparams.{name}", message=message)
@@ -597,7 +602,6 @@ def _rules(hp: TrainingHyperparams) -> list[tuple[str, bool, str]]:
     an_instance = not optimizer_by_name and not isinstance(hp.optimizer, type)
     named_loss = hp.loss if isinstance(hp.loss, str) else None
     scheduler = hp.lr_mode if isinstance(hp.lr_mode, dict) else {}
-    graphs = (options.mode or hp.torch_compile_mode) in CUDA_GRAPH_MODES and hp.torch_compile
     ramp = hp.lr_warmup_epochs + hp.lr_cooldown_epochs
     return [
         (
@@ -609,20 +613,8 @@ def _rules(hp: TrainingHyperparams) -> list[tuple[str, bool, str]]:
         ),
         (
             "torch_compile_options.options",
-            options.options is not None and (options.mode or hp.torch_compile_mode) != "default",
+            options.options is not None and hp.compile_mode != "default",
             "cannot be given together with a mode; torch.compile takes one of them",
-        ),
-        (
-            "torch_compile_mode",
-            graphs and hp.batch_accumulate > 1,
-            f"{options.mode or hp.torch_compile_mode} cannot accumulate (batch_accumulate is {hp.batch_accumulate}): "
-            "CUDA graphs overwrite the gradients of the batch before (pytorch#169545). Use default, or "
-            "max-autotune-no-cudagraphs",
-        ),
-        (
-            "on_out_of_memory",
-            graphs and hp.on_out_of_memory == "halve",
-            f"halve accumulates, which {options.mode or hp.torch_compile_mode} cannot (CUDA graphs); use mode default",
         ),
         (
             "torch_compile_regions",

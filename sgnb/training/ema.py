@@ -8,7 +8,7 @@ module ran the live weights instead, which is why its page warns of EMA with `to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from sgnb.hyperparams import EmaParams
+
+
+@contextmanager
+def swapped(live: dict[str, Tensor], source: dict[str, Tensor]) -> Iterator[None]:
+    """Write `source` into the tensors `live`, and their own values back at the end."""
+    kept = {name: tensor.clone() for name, tensor in live.items()}
+    try:
+        _write(live, source)
+        yield
+    finally:
+        _write(live, kept)
+
+
+@torch.no_grad()
+def _write(live: dict[str, Tensor], source: dict[str, Tensor]) -> None:
+    for name, tensor in live.items():  # copy_ keeps the addresses, which CUDA graphs hold on to.
+        tensor.copy_(source[name])
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether all values of floating tensors are finite; waits for the device once."""
+    norms = torch._foreach_norm(list(tensors), math.inf)
+    return not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
 
 class Ema:
@@ -32,7 +55,8 @@ class Ema:
         others = [name for name in self._live if name not in set(floating)]
         self._live_floats = [self._live[name] for name in floating]
         self._average_floats = [self._average[name] for name in floating]
-        self._copies = [(self._average[name], self._live[name]) for name in others]
+        self._live_others = [self._live[name] for name in others]
+        self._average_others = [self._average[name] for name in others]
 
     def decay(self, num_updates: int) -> float:
         """Return the share of the average that the update with this number (from 1) keeps."""
@@ -45,30 +69,30 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the live weights into the average."""
+        """Take the live weights into the average. The caller sees to it that they are finite: see `Loop`."""
         self.num_updates += 1
         torch._foreach_lerp_(self._average_floats, self._live_floats, 1 - self.decay(self.num_updates))
-        for average, live in self._copies:
-            average.copy_(live)
+        if self._live_others:
+            torch._foreach_copy_(self._average_others, self._live_others)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Put the averages into the live model, and the live weights back at the end, whatever happens in between."""
-        kept = {name: tensor.clone() for name, tensor in self._live.items()}
-        try:
-            self.copy_to_model()
+        with swapped(self._live, self._average):
             yield
-        finally:
-            self._write(kept)
 
     def copy_to_model(self) -> None:
         """Put the averages into the live model for good."""
-        self._write(self._average)
+        _write(self._live, self._average)
 
-    @torch.no_grad()
-    def _write(self, source: dict[str, Tensor]) -> None:
-        for name, tensor in self._live.items():  # copy_ keeps the addresses, which CUDA graphs hold on to.
-            tensor.copy_(source[name])
+    def is_finite(self) -> bool:
+        """Tell whether all averages are finite."""
+        return all_finite(self._average_floats)
+
+    def heal(self) -> None:
+        """Take the live value where an average is not finite."""
+        for average, live in zip(self._average_floats, self._live_floats, strict=True):
+            average.copy_(torch.where(average.isfinite(), average, live))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged weights under the model's own names."""

@@ -10,9 +10,9 @@ import torch
 import torchmetrics
 import torchmetrics.classification
 import torchmetrics.regression
-from torch import Tensor
+from torch import Tensor, nn
 
-from sgnb.hyperparams import HyperparamsError, Problem, nearest
+from sgnb.hyperparams import HyperparamsError, Problem, TrainingHyperparams, nearest
 
 
 class Accuracy(torchmetrics.Metric):
@@ -72,6 +72,37 @@ def build_metrics(specs: Sequence[Any], where: str, device: torch.device) -> dic
     if problems:
         raise HyperparamsError(problems)
     return metrics
+
+
+def metrics_of_run(
+    hp: TrainingHyperparams, criterion: nn.Module, device: torch.device
+) -> tuple[dict[str, torchmetrics.Metric], dict[str, torchmetrics.Metric]]:
+    """Return the metrics of training and validation; each has objects of its own, as a metric holds sums.
+
+    Raises:
+        HyperparamsError: as `build_metrics`.
+    """
+    by_default = ("Accuracy",) if type(criterion).__name__ == "CrossEntropyLoss" else ()
+    specs = by_default if hp.valid_metrics_list is None else hp.valid_metrics_list
+    valid = build_metrics(specs, "training_hyperparams.valid_metrics_list", device)
+    if hp.train_metrics_list is None:
+        return {name: metric.clone() for name, metric in valid.items()}, valid
+    return build_metrics(hp.train_metrics_list, "training_hyperparams.train_metrics_list", device), valid
+
+
+def metric_to_watch(hp: TrainingHyperparams, valid: Mapping[str, torchmetrics.Metric]) -> tuple[str, bool]:
+    """Return the name of the metric that decides what is best, and whether more of it is better.
+
+    Raises:
+        HyperparamsError: when there is no metric of that name.
+    """
+    name = hp.metric_to_watch or next(iter(valid), "loss")
+    names = [*valid, "loss"]
+    if name not in names:
+        message = f"expected one of {', '.join(names)}, got {name!r}{nearest(name, names)}"
+        raise HyperparamsError([Problem(where="training_hyperparams.metric_to_watch", message=message)])
+    greater = hp.greater_metric_to_watch_is_better
+    return name, name != "loss" if greater is None else greater
 
 
 def _build(spec: Any) -> tuple[str, torchmetrics.Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class Precision:
         self.dtype = dtype
         self.device = device
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+        self._skipped_on_device = torch.zeros((), device=device)
 
     def autocast(self) -> torch.autocast:
         """Return the region in which forward and loss run, in training and in validation alike."""
@@ -63,23 +65,58 @@ class Precision:
         parameters: Sequence[nn.Parameter],
         optimizer: torch.optim.Optimizer,
         *,
+        loss: Tensor | None = None,
         gradient_scale: float = 1.0,
         max_norm: float | None = None,
     ) -> bool:
         """Make one update from the gradients times `gradient_scale`, clipped to `max_norm`, and clear them.
 
-        Returns whether the weights changed: float16 gradients that overflowed are thrown away.
+        Gradients that are not finite are thrown away: in float16 the scaler looks at each of them; else the norm where
+        they are clipped, or `loss` (0-dim) tells. Returns whether the weights changed. On a GPU that is not waited for:
+        a fused optimizer skips the update by itself, and `take_skipped` counts; others have no such protection there.
         """
         self.scaler.unscale_(optimizer)
         if gradient_scale != 1.0:
             torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], gradient_scale)
         if max_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, max_norm)
-        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
-        self.scaler.step(optimizer)
-        self.scaler.update()
+            loss = nn.utils.clip_grad_norm_(parameters, max_norm)
+        if self.scaler.is_enabled():
+            scale = self.scaler.get_scale()
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            changed = self.scaler.get_scale() >= scale
+        elif loss is not None and self.device.type == "cpu":
+            changed = math.isfinite(loss.item())
+            if changed:
+                optimizer.step()
+        else:
+            self._step_on_device(optimizer, loss)
+            changed = True
         optimizer.zero_grad(set_to_none=True)
-        return not self.scaler.is_enabled() or self.scaler.get_scale() >= scale
+        return changed
+
+    def _step_on_device(self, optimizer: torch.optim.Optimizer, loss: Tensor | None) -> None:
+        if loss is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.step()
+            return
+        # How GradScaler tells a fused optimizer to do nothing; both attributes are read by step() alone.
+        optimizer.grad_scale, optimizer.found_inf = None, (~loss.isfinite()).float()  # type: ignore[attr-defined]
+        self._skipped_on_device += optimizer.found_inf  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied with; 1.0 unless in float16."""
+        return float(self.scaler.get_scale())
+
+    def take_skipped(self) -> int:
+        """Return how many updates the device has skipped since the last call; waits for it."""
+        skipped = int(self._skipped_on_device.item())
+        self._skipped_on_device.zero_()
+        return skipped
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale and its counters; empty unless the run is in float16."""

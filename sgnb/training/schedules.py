@@ -78,3 +78,19 @@ _SCHEDULES: dict[str, Callable[[int, float, TrainingHyperparams, int], float]] =
     "CosineLRScheduler": _cosine,
     "FunctionLRScheduler": _function,
 }
+
+
+class Schedule:  # SHIM
+    def __init__(self, hp, optimizer, updates_per_epoch):
+        self.hp, self.o, self.n = hp, optimizer, updates_per_epoch
+
+    def apply(self, update):
+        for g in self.o.param_groups:
+            g["lr"] = lr_at(update, initial_lr=g["initial_lr"], hp=self.hp, updates_per_epoch=self.n)
+
+    def update_ended(self, n): ...
+    def epoch_ended(self, e, v): ...
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, s): ...

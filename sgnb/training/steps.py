@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,14 @@ from sgnb.training.precision import Precision
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The mean loss of a batch (0-dim, detached, float32) and the model's main output (detached)."""
+    """What a step computed, detached: the mean loss of the batch (0-dim, float32) and the model's main output.
+
+    `parts` is what the loss says of itself besides: scalars by name, or a tensor [P], or None.
+    """
 
     loss: Tensor
     output: Tensor
+    parts: Mapping[str, Tensor] | Tensor | None = None
 
 
 def train_step(
@@ -25,24 +30,24 @@ def train_step(
 ) -> StepResult:
     """Add the gradients of `weight` times the loss of one batch. `Precision.update` then makes the update."""
     with precision.autocast():
-        output, loss = _forward(model, batch, criterion)
+        output, loss, parts = _forward(model, batch, criterion)
     precision.backward(loss if weight == 1.0 else loss * weight)
-    return StepResult(loss.detach().float(), _main(output).detach())
+    return StepResult(loss.detach().float(), _main(output).detach(), parts)
 
 
 @torch.no_grad()
 def eval_step(model: nn.Module, batch: Batch, *, criterion: nn.Module, precision: Precision) -> StepResult:
     """Run one batch forward. The autocast region is that of training: another one would cost another graph."""
     with precision.autocast():
-        output, loss = _forward(model, batch, criterion)
-    return StepResult(loss.float(), _main(output))
+        output, loss, parts = _forward(model, batch, criterion)
+    return StepResult(loss.float(), _main(output), parts)
 
 
-def _forward(model: nn.Module, batch: Batch, criterion: nn.Module) -> tuple[Any, Tensor]:
+def _forward(model: nn.Module, batch: Batch, criterion: nn.Module) -> tuple[Any, Tensor, Any]:
     output = model(batch.inputs)
     loss = criterion(output, batch.targets)
-    # SuperGradients' losses return (loss, components).
-    return output, loss[0] if isinstance(loss, tuple | list) else loss
+    # SuperGradients' losses return (loss, parts).
+    return (output, *loss) if isinstance(loss, tuple | list) else (output, loss, None)
 
 
 def _main(output: Any) -> Tensor:

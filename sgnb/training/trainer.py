@@ -29,11 +29,14 @@ from sgnb.events import (
 )
 from sgnb.history import History
 from sgnb.hyperparams import HyperparamsError, Problem, TrainingHyperparams, objects_in
-from sgnb.training.checkpoint import LATEST, CheckpointError, find_run, load_checkpoint
+from sgnb.training.checkpoint import CheckpointError, check_run_state, find_run, load_checkpoint
 from sgnb.training.compilation import own_compiled_call
-from sgnb.training.loop import Loop, seed_everything
+from sgnb.training.flags import run_flags
+from sgnb.training.loop import Loop
 from sgnb.training.machine import describe_machine
+from sgnb.training.memory import is_out_of_memory, release
 from sgnb.training.progress import Progress
+from sgnb.training.randomness import preserved_rng, seed_everything
 
 Hyperparams = TrainingHyperparams | Mapping[str, Any]
 
@@ -47,7 +50,7 @@ class Trainer:
         run_dir: This very folder instead.
         device: `cpu`, `cuda` or `cuda:1`; None takes the GPU where there is one.
         training_hyperparams: What `train` uses when it is not given any; `training_params` is another word for it.
-        listeners: Functions of one event, see `sgnb.events`.
+        listeners: Functions of one event, see `sgnb.events`. What one raises ends the run; `stop` ends it softly.
     """
 
     def __init__(
@@ -107,6 +110,8 @@ class Trainer:
             HyperparamsError: before anything is written, with all problems at once.
             DataError: when a loader is empty or yields something else.
             CheckpointError: when there is nothing to resume, or it does not fit.
+            DivergedError: when gradients or weights are not finite for good; the last checkpoint is from before.
+            torch.OutOfMemoryError: with notes of what to try; the memory is free again.
         """
         given = _one_of(training_hyperparams, training_params)
         hp = TrainingHyperparams.from_dict(self.training_hyperparams if given is None else given)
@@ -115,21 +120,30 @@ class Trainer:
         self._stop.clear()
         seed_everything(hp.seed)
         history = History()
-        with own_compiled_call(model):
-            listeners: list[Listener] = [history.append, *self.listeners, *([] if hp.silent_mode else [Progress()])]
-            loop = Loop(model, hp, train_loader, valid_loader, self.device, _fan_out(listeners), self._stop)
-            resumed = self._resume(loop, hp)
-            self.run_dir = self._make_run_dir(resumed if hp.resume else None)
-            writer = EventWriter(self.run_dir / EVENTS_FILE)
-            listeners.insert(0, writer)
-            self._loop = loop
-            was_training = model.training
-            try:
-                self._run(loop, resumed, self.run_dir)
-            finally:
-                self._loop = None
-                model.train(was_training)
-                writer.close()
+        listeners: list[Listener] = [history.append, *self.listeners, *([] if hp.silent_mode else [Progress()])]
+        was_training = model.training
+        try:
+            with own_compiled_call(model), run_flags(hp, self.device) as notices:
+                checkpoint = self._checkpoint_to_resume(hp)
+                run_dir = self._new_run_dir(checkpoint if hp.resume else None)
+                self._loop = Loop(
+                    model, hp, train_loader, valid_loader, self.device, _fan_out(listeners), self._stop, run_dir
+                )
+                if checkpoint is not None:
+                    self._resume(self._loop, checkpoint)
+                run_dir.mkdir(parents=True, exist_ok=True)
+                self.run_dir = run_dir
+                with EventWriter(run_dir / EVENTS_FILE) as writer:
+                    listeners.insert(0, writer)
+                    self._run(self._loop, checkpoint, notices)
+        except (RuntimeError, MemoryError) as error:
+            self._loop = None
+            if is_out_of_memory(error):
+                release(error)  # Whoever keeps the error, as IPython does, would keep the run's tensors with it.
+            raise
+        finally:
+            self._loop = None
+            model.train(was_training)
         return history
 
     def evaluate(
@@ -141,43 +155,59 @@ class Trainer:
         )
         _check_arguments(model, loader)
         listeners: list[Listener] = [] if hp.silent_mode else [Progress()]
-        loop = Loop(model, hp.replace(ema=False), loader, loader, self.device, _fan_out(listeners), threading.Event())
-        was_training = model.training
+        plain = hp.replace(ema=False, optimizer="SGD", initial_lr=0.01, optimizer_params={})
+        was_training, frozen = model.training, [p for p in model.parameters() if not p.requires_grad]
         try:
-            loss, metrics, _ = loop.validate(loader)
+            with preserved_rng():
+                loop = Loop(model, plain, loader, loader, self.device, _fan_out(listeners), threading.Event())
+                measured = loop.validate(loader)
         finally:
-            model.train(was_training)
-        return {"loss": loss, **metrics}
+            model.train(was_training).requires_grad_(True)
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+        assert measured is not None  # Nobody can stop it.
+        return {"loss": measured.loss, **measured.parts, **measured.metrics}
 
-    def _run(self, loop: Loop, resumed: Path | None, run_dir: Path) -> None:
+    def _run(self, loop: Loop, resumed: Path | None, notices: list[str]) -> None:
         start = time.monotonic()
 
         def end(status: Status, reason: str = "") -> None:
             loop.emit(RunEnded(status=status, seconds=time.monotonic() - start, reason=reason))
 
+        def end_after(error: BaseException, status: Status, reason: str) -> None:
+            try:
+                end(status, reason)
+            except Exception as another:  # noqa: BLE001 - a listener's own; it is told with what ended the run
+                error.add_note(f"At the end of the run, a listener raised {type(another).__name__}: {another}")
+
         try:
-            loop.emit(self._started(loop, run_dir))
+            loop.emit(self._started(loop))
             if resumed is not None:
-                loop.emit(CheckpointLoaded(path=str(resumed), epoch=loop.completed_epochs))
-            for notice in loop.notices:
-                loop.emit(Noticed(level="information", message=notice))
+                batch = loop.epoch.num_batches if loop.epoch is not None else 0
+                loop.emit(CheckpointLoaded(path=str(resumed), epoch=loop.completed_epochs, batch=batch))
+            for notice in (*(Noticed(level="warning", message=text) for text in notices), *loop.notices):
+                loop.emit(notice)
             with self._soft_interrupt():
-                loop.run(run_dir)
-        except KeyboardInterrupt:
-            end("stopped", "interrupted before the current batch was done; the checkpoint is that of the last epoch")
+                loop.run()
+        except KeyboardInterrupt as error:
+            reason = "interrupted before the current batch was done; the checkpoint is that of the last epoch"
+            end_after(error, "stopped", reason)
             raise
         except BaseException as error:
-            end("failed", f"{type(error).__name__}: {error}")
+            end_after(error, "failed", f"{type(error).__name__}: {error}")
             raise
         if self._stop.is_set():
-            end("stopped", f"{loop.completed_epochs} of {loop.hp.max_epochs} epochs are complete")
+            half = (
+                f", and {loop.epoch.num_batches} batches of the next" if loop.epoch and loop.epoch.num_batches else ""
+            )
+            end("stopped", f"{loop.completed_epochs} of {loop.hp.max_epochs} epochs are complete{half}")
         else:
-            end("finished")
+            end("finished", loop.keeper.reason_to_end)
 
-    def _started(self, loop: Loop, run_dir: Path) -> RunStarted:
+    def _started(self, loop: Loop) -> RunStarted:
         return RunStarted(
             experiment_name=self.experiment_name,
-            run_dir=str(run_dir),
+            run_dir=str(loop.run_dir),
             device=str(self.device),
             dtype=str(loop.precision.dtype).removeprefix("torch."),
             start_epoch=loop.completed_epochs + 1,
@@ -186,44 +216,42 @@ class Trainer:
             valid_batches=loop.valid_batches,
             batch_size=loop.batch_size,
             num_parameters=sum(p.numel() for p in loop.model.parameters()),
+            optimizer=f"{type(loop.optimizer).__name__}, {loop.implementation}",
             training_hyperparams=_plain(loop.hp.changed()),
             machine=describe_machine(),
         )
 
-    def _resume(self, loop: Loop, hp: TrainingHyperparams) -> Path | None:
+    def _checkpoint_to_resume(self, hp: TrainingHyperparams) -> Path | None:
         if hp.resume_path is not None:
-            path = Path(hp.resume_path)
-        elif hp.resume and self._fixed_run_dir and self.run_dir is not None:
-            path = self.run_dir / LATEST
-        elif hp.resume:
-            path = find_run(self.ckpt_root_dir / self.experiment_name, hp.run_id) / LATEST
-        else:
-            return None
-        state = load_checkpoint(path, self.device)
-        lacking = [
-            key for key in ("epoch", "optimizer_state_dict", "num_updates", "loader_generator") if key not in state
-        ]
-        if lacking:
-            raise CheckpointError(f"{path}: holds weights but no run to go on with; it lacks {', '.join(lacking)}")
-        loop.load(state, path)
-        if loop.completed_epochs >= hp.max_epochs:
-            where = "training_hyperparams.max_epochs"
-            message = (
-                f"{path} has completed {loop.completed_epochs} epochs; expected more than that, got {hp.max_epochs}"
-            )
-            raise HyperparamsError([Problem(where=where, message=message)])
-        return path
+            return Path(hp.resume_path)
+        if hp.resume and self._fixed_run_dir and self.run_dir is not None:
+            return self.run_dir / hp.ckpt_name
+        if hp.resume:
+            return find_run(self.ckpt_root_dir / self.experiment_name, hp.run_id, hp.ckpt_name) / hp.ckpt_name
+        return None
 
-    def _make_run_dir(self, resumed: Path | None) -> Path:
+    def _resume(self, loop: Loop, path: Path) -> None:
+        state = load_checkpoint(path, self.device)
+        check_run_state(state, path)
+        completed, wanted = state["epoch"], loop.hp.max_epochs
+        if completed >= wanted:
+            where = "training_hyperparams.max_epochs"
+            message = f"{path} has completed {completed} epochs; expected more than that, got {wanted}"
+            raise HyperparamsError([Problem(where=where, message=message)])
+        try:
+            loop.load(state, path)
+        except CheckpointError:
+            raise
+        except Exception as error:  # Anything may be in a file.
+            raise CheckpointError(f"{path}: does not fit this run ({type(error).__name__}: {error})") from error
+
+    def _new_run_dir(self, resumed: Path | None) -> Path:
         if self._fixed_run_dir and self.run_dir is not None:
-            path = self.run_dir
-        elif resumed is not None:
-            path = resumed.parent
-        else:
-            stamp = datetime.now(UTC).strftime("%Y%m%d_%H%M%S_%f")
-            path = self.ckpt_root_dir / self.experiment_name / f"RUN_{stamp}"
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+            return self.run_dir
+        if resumed is not None:
+            return resumed.parent
+        stamp = datetime.now(UTC).strftime("%Y%m%d_%H%M%S_%f")
+        return self.ckpt_root_dir / self.experiment_name / f"RUN_{stamp}"
 
     @contextmanager
     def _soft_interrupt(self) -> Iterator[None]:
