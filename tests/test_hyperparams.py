@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from sgnb.hyperparams import EmaParams, HyperparamsError, Problem, TrainingHyperparams
 
-MODES = "'default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs'"
+MODES = "'default', 'lite', 'reduce-overhead', 'max-autotune-no-cudagraphs', 'max-autotune'"
 SCHEDULES = "'StepLRScheduler', 'PolyLRScheduler', 'CosineLRScheduler', 'ExponentialLRScheduler', 'FunctionLRScheduler'"
 
 
@@ -69,13 +69,13 @@ def test_an_empty_mapping_is_a_complete_record() -> None:
         ),
         (
             {"lr_mode": "CosineScheduler"},
-            f"lr_mode: expected one of {SCHEDULES}, got 'CosineScheduler'; did you mean CosineLRScheduler?",
+            f"lr_mode: expected one of {SCHEDULES} or a mapping, got 'CosineScheduler'; did you mean CosineLRScheduler?",
         ),
         ({"lr_updates": "x"}, "lr_updates: expected a list, got 'x'"),
         ({"lr_updates": [1, -2]}, "lr_updates.1: expected at least 0, got -2"),
         (
             {"optimizer": "sgd"},
-            "optimizer: expected one of SGD, Adam, AdamW, RMSprop, got 'sgd'; did you mean SGD?",
+            "optimizer: expected one of SGD, Adam, AdamW, RMSprop, RMSpropTF, Lamb, Lion, got 'sgd'; did you mean SGD?",
         ),
         ({"optimizer": 3, "initial_lr": None}, "optimizer: expected a name, a class or an instance, got 3"),
         ({"loss": {"a": {}, "b": {}}}, "loss: expected one loss, got {'a': {}, 'b': {}}"),
@@ -99,6 +99,34 @@ def test_an_empty_mapping_is_a_complete_record() -> None:
         (
             {"lr_warmup_steps": 5},
             "lr_warmup_steps: goes with warmup_mode LinearBatchLRWarmup, and that mode needs it",
+        ),
+        (
+            {"torch_compile_regions": "auto"},
+            "torch_compile_regions: auto compiles parts of the model, but torch_compile is False",
+        ),
+        (
+            {"lr_mode": {"StepLR": {"step_size": 1}, "ExponentialLR": {}}},
+            "lr_mode: expected {torch scheduler: {arguments}}, got {'StepLR': {'step_size': 1}, 'ExponentialLR': {}}",
+        ),
+        (
+            {"lr_mode": {"StepLR": {"step_size": 1}}, "lr_cooldown_epochs": 1},
+            "lr_mode: a torch scheduler has no cool-down; leave lr_cooldown_epochs out",
+        ),
+        (
+            {"finetune": True, "initial_lr": {"default": 0.1}},
+            "finetune: asks the model for its rates, so initial_lr must be a number",
+        ),
+        (
+            {"warmup_initial_lr": {"head": 0.1}},
+            "warmup_initial_lr: a mapping needs the key default, got {'head': 0.1}",
+        ),
+        (
+            {"max_epochs": 3, "save_ckpt_epoch_list": [2, 4]},
+            "save_ckpt_epoch_list: expected epochs up to max_epochs (3), got [2, 4]",
+        ),
+        (
+            {"average_best_models": True, "save_model": False},
+            "average_best_models: writes checkpoints, but save_model is False",
         ),
         (
             {"torch_compile_mode": "default", "torch_compile_options": {"mode": "max-autotune"}},
@@ -250,6 +278,16 @@ SAMPLES: dict[str, list[Any]] = {
     "ckpt_best_name": ["ckpt_best.pth", "a-b.pt"],
     "run_id": [None],
     "resume_path": [None],
+    "matmul_precision": [None, "ieee", "tf32"],
+    "torch_compile_regions": ["off"],
+    "on_out_of_memory": ["raise", "halve"],
+    "finetune": [False],
+    "warmup_initial_lr": [None, 0.0, {"default": 0.1, "head": 0.0}],
+    "loss_logging_items_names": [None, ["a", "off"]],
+    "early_stopping_patience": [None, 3],
+    "save_ckpt_epoch_list": [[], [1, 10]],
+    "average_best_models": [False],
+    "ckpt_name": ["ckpt_latest.pth", "ckpt_epoch_3.pth"],
 }
 
 

@@ -321,7 +321,7 @@ class WarmUp:
 
     def _timed(self, graph: Graph, call: Callable[[], Any]) -> Any:
         self.emit(CompileStarted(graph=graph))
-        before, mark, start = self.watcher.counts(), self.watcher.mark(), time.perf_counter()
+        before, since, start = self.watcher.counts(), self.watcher.mark(), time.perf_counter()
         result = call()
         after = self.watcher.counts()
         counts = {name: after[name] - before[name] for name in after}
@@ -329,8 +329,8 @@ class WarmUp:
             CompileEnded(
                 graph=graph,
                 seconds=time.perf_counter() - start,
-                seconds_by_phase=self.watcher.seconds_by_phase(mark),
-                guard_us=self.watcher.guard_us(mark),
+                seconds_by_phase=self.watcher.seconds_by_phase(since),
+                guard_us=self.watcher.guard_us(since),
                 **counts,
             )
         )

@@ -7,22 +7,156 @@ batches (a warm-up that ends with the first epoch, accumulation that shifts the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from sgnb.hyperparams import TrainingHyperparams
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from sgnb.hyperparams import HyperparamsError, Problem, TrainingHyperparams, nearest
 
 
-def lr_at(update: int, *, initial_lr: float, hp: TrainingHyperparams, updates_per_epoch: int) -> float:
-    """Return the learning rate of the update with this number (from 0)."""
-    epoch = update // updates_per_epoch
-    if epoch < hp.lr_warmup_epochs:
-        start = initial_lr / (hp.lr_warmup_epochs + 1) if hp.warmup_initial_lr is None else hp.warmup_initial_lr
-        return start + epoch * (initial_lr - start) / hp.lr_warmup_epochs
-    if update < hp.lr_warmup_steps:
-        start = initial_lr / (hp.lr_warmup_steps + 1) if hp.warmup_initial_lr is None else hp.warmup_initial_lr
-        return start + update * (initial_lr - start) / max(1, hp.lr_warmup_steps - 1)
+def lr_at(
+    update: int, *, initial_lr: float, hp: TrainingHyperparams, updates_per_epoch: int, group: str = "default"
+) -> float:
+    """Return the learning rate of the update with this number (from 0) for a group of parameters.
+
+    After the warm-up, a scheduler of torch goes its own way: `initial_lr` then.
+    """
+    if _warms_up(update, hp, updates_per_epoch):
+        return _warm_up(update, initial_lr, hp, updates_per_epoch, group)
+    if isinstance(hp.lr_mode, dict):
+        return initial_lr
     last = (hp.max_epochs - hp.lr_cooldown_epochs) * updates_per_epoch - 1
     return _SCHEDULES[hp.lr_mode](min(update, last), initial_lr, hp, updates_per_epoch)
+
+
+def _warms_up(update: int, hp: TrainingHyperparams, updates_per_epoch: int) -> bool:
+    return update < max(hp.lr_warmup_epochs * updates_per_epoch, hp.lr_warmup_steps)
+
+
+def _warm_up(update: int, initial_lr: float, hp: TrainingHyperparams, updates_per_epoch: int, group: str) -> float:
+    given = hp.warmup_initial_lr
+    if isinstance(given, dict):
+        given = given.get(group, given["default"])
+    start = initial_lr / (hp.lr_warmup_epochs + hp.lr_warmup_steps + 1) if given is None else given
+    if hp.lr_warmup_epochs:
+        return start + update // updates_per_epoch * (initial_lr - start) / hp.lr_warmup_epochs
+    return start + update * (initial_lr - start) / max(1, hp.lr_warmup_steps - 1)
+
+
+class Schedule:
+    """Sets the rates of an optimizer's groups: by `lr_at`, or by a scheduler of torch once the warm-up is over.
+
+    A scheduler is stepped per update or per epoch, as its `phase` says in SuperGradients' words.
+    """
+
+    def __init__(self, hp: TrainingHyperparams, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> None:
+        self._hp, self._optimizer, self._updates_per_epoch = hp, optimizer, updates_per_epoch
+        self._scheduler: LRScheduler | None = None
+        self._metric: str | None = None
+        self._per_update = False
+        self._last_warms_up = True  # Nothing has been updated yet.
+        if isinstance(hp.lr_mode, dict):
+            name, arguments = next(iter(hp.lr_mode.items()))
+            self._scheduler, self._metric, self._per_update = _build_scheduler(name, arguments or {}, optimizer)
+
+    def apply(self, update: int) -> None:
+        """Set the rates of the update with this number (from 0)."""
+        groups = self._optimizer.param_groups
+        if self._scheduler is not None and not self._warms_up(update):
+            for group, rate in zip(groups, self._scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+            return
+        for group in groups:
+            group["lr"] = lr_at(
+                update,
+                initial_lr=group["initial_lr"],
+                hp=self._hp,
+                updates_per_epoch=self._updates_per_epoch,
+                group=group.get("name", "default").partition("/")[0],
+            )
+
+    def update_ended(self, num_updates: int) -> None:
+        """Go on to the next update, after so many."""
+        self._last_warms_up = self._warms_up(num_updates - 1)
+        if self._scheduler is not None and self._per_update and not self._last_warms_up:
+            self._scheduler.step()
+
+    def epoch_ended(self, epoch: int, values: Mapping[str, float]) -> None:
+        """Go on to the next epoch. `values` are what the validation gave, empty without one.
+
+        Raises:
+            HyperparamsError: when the metric that the scheduler is to watch is not among them.
+        """
+        if self._scheduler is None or self._per_update or self._last_warms_up:
+            return
+        if self._metric is None:
+            self._scheduler.step()
+        elif self._metric in values:
+            self._scheduler.step(values[self._metric])  # type: ignore[arg-type] # ReduceLROnPlateau takes a metric.
+        elif values:
+            message = f"expected one of {', '.join(values)}, got {self._metric!r}{nearest(self._metric, values)}"
+            raise HyperparamsError([Problem(where=f"{_WHERE}.metric_name", message=message)])
+
+    def _warms_up(self, update: int) -> bool:
+        return _warms_up(update, self._hp, self._updates_per_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where a scheduler of torch is; empty for the others, which need no memory."""
+        if self._scheduler is None:
+            return {}
+        state = {name: value for name, value in self._scheduler.state_dict().items() if not callable(value)}
+        return {"scheduler": state, "last_warms_up": self._last_warms_up}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the place of an earlier run with the same scheduler."""
+        if self._scheduler is not None and state:
+            self._scheduler.load_state_dict(state["scheduler"])
+            self._last_warms_up = state["last_warms_up"]
+
+
+def _build_scheduler(
+    name: str, arguments: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> tuple[LRScheduler, str | None, bool]:
+    """Return a scheduler of torch, the metric that it watches, and whether it counts updates rather than epochs."""
+    known = {
+        key: value
+        for key, value in vars(lr_scheduler).items()
+        if isinstance(value, type)
+        and issubclass(value, LRScheduler)
+        and not key.startswith("_")
+        and key != "LRScheduler"
+    }
+    if name not in known:
+        message = f"expected one of {', '.join(sorted(known))}, got {name!r}{nearest(str(name), known)}"
+        raise HyperparamsError([Problem(where=_WHERE, message=message)])
+    given = dict(arguments)
+    phase, metric = given.pop("phase", None), given.pop("metric_name", None)
+    problems = []
+    if phase is not None and phase not in (*_PER_UPDATE, *_PER_EPOCH):
+        choices = ", ".join((*_PER_UPDATE, *_PER_EPOCH))
+        message = f"expected one of {choices}, got {phase!r}{nearest(str(phase), (*_PER_UPDATE, *_PER_EPOCH))}"
+        problems.append(Problem(where=f"{_WHERE}.{name}.phase", message=message))
+    if (name == "ReduceLROnPlateau") != (metric is not None):
+        message = "is required by ReduceLROnPlateau and belongs to it alone: the name of a validation metric, or loss"
+        problems.append(Problem(where=f"{_WHERE}.{name}.metric_name", message=message))
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"]
+    try:
+        scheduler = known[name](optimizer, **given)
+    except (TypeError, ValueError) as error:
+        problems.append(Problem(where=f"{_WHERE}.{name}", message=f"does not take these arguments: {error}"))
+    if problems:
+        raise HyperparamsError(problems)
+    per_update = phase in _PER_UPDATE or (phase is None and name in ("OneCycleLR", "CyclicLR"))
+    return scheduler, metric, per_update
+
+
+_WHERE = "training_hyperparams.lr_mode"
+_PER_UPDATE = ("TRAIN_BATCH_STEP", "TRAIN_BATCH_END")
+_PER_EPOCH = ("TRAIN_EPOCH_START", "TRAIN_EPOCH_END", "VALIDATION_EPOCH_END")
 
 
 def _step(update: int, initial_lr: float, hp: TrainingHyperparams, updates_per_epoch: int) -> float:
@@ -78,19 +212,3 @@ _SCHEDULES: dict[str, Callable[[int, float, TrainingHyperparams, int], float]] =
     "CosineLRScheduler": _cosine,
     "FunctionLRScheduler": _function,
 }
-
-
-class Schedule:  # SHIM
-    def __init__(self, hp, optimizer, updates_per_epoch):
-        self.hp, self.o, self.n = hp, optimizer, updates_per_epoch
-
-    def apply(self, update):
-        for g in self.o.param_groups:
-            g["lr"] = lr_at(update, initial_lr=g["initial_lr"], hp=self.hp, updates_per_epoch=self.n)
-
-    def update_ended(self, n): ...
-    def epoch_ended(self, e, v): ...
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, s): ...
