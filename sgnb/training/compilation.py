@@ -154,7 +154,7 @@ def _marking_batches(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     Only while the graphs are made: afterwards they are taken by tensors without the mark as well.
     """
-    calls = [module._compiled_call_impl for module in modules]
+    calls: list[Any] = [module._compiled_call_impl for module in modules]
 
     def marking(call: Callable[..., Any]) -> Callable[..., Any]:
         def marked(*args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,8 @@ def run_flags(hp: TrainingHyperparams, device: torch.device) -> Iterator[list[st
             notices += stack.enter_context(_compile_flags(hp))
         if hp.matmul_precision is not None and device.type == "cuda":
             # Only the newer of torch's two interfaces: reading the older one afterwards is an error (pytorch#166387).
-            for backend in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
+            cudnn: Any = torch.backends.cudnn
+            for backend in (torch.backends.cuda.matmul, cudnn.conv):
                 stack.enter_context(_set(backend, "fp32_precision", hp.matmul_precision))
         elif hp.matmul_precision == "tf32":
             notices.append(f"matmul_precision: tf32 is for GPUs; on this {device.type} float32 stays exact.")
