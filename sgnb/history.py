@@ -15,7 +15,10 @@ from sgnb.events import (
     EpochEnded,
     Event,
     EventError,
+    GraphBroke,
     Noticed,
+    Recompiled,
+    RecompileLimitReached,
     RunEnded,
     RunStarted,
     read_events,
@@ -100,6 +103,16 @@ class History:
         """Whether the epochs ran compiled code: a graph was made, and nothing fell back."""
         made = any(isinstance(event, CompileEnded) for event in self.events)
         return made and not any(isinstance(event, CompileFailed) for event in self.events)
+
+    @property
+    def graph_breaks(self) -> list[GraphBroke]:
+        """Where the compiler could not go through the model, each place once."""
+        return [event for event in self.events if isinstance(event, GraphBroke)]
+
+    @property
+    def recompiles(self) -> list[Recompiled | RecompileLimitReached]:
+        """When the compiler had to begin again in mid-run, and what it gave up."""
+        return [event for event in self.events if isinstance(event, Recompiled | RecompileLimitReached)]
 
     @property
     def notices(self) -> list[str]:

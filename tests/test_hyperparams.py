@@ -69,7 +69,8 @@ def test_an_empty_mapping_is_a_complete_record() -> None:
         ),
         (
             {"lr_mode": "CosineScheduler"},
-            f"lr_mode: expected one of {SCHEDULES} or a mapping, got 'CosineScheduler'; did you mean CosineLRScheduler?",
+            f"lr_mode: expected one of {SCHEDULES} or a mapping, got 'CosineScheduler'"
+            "; did you mean CosineLRScheduler?",
         ),
         ({"lr_updates": "x"}, "lr_updates: expected a list, got 'x'"),
         ({"lr_updates": [1, -2]}, "lr_updates.1: expected at least 0, got -2"),

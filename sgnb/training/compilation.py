@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -202,7 +203,7 @@ class ModelWatch:
                     )
                 else:
                     sentences.append(
-                        f"{where} changed from {before[key]!r} to {value!r}: the compiler makes a new graph for each "
+                        f"{where} changed from {before[key]!r} to {value!r}: the compiler makes a new graph for another "
                         "value, and gives up after some. Keep it in a tensor (register_buffer)."
                     )
         self._before = now
@@ -263,13 +264,12 @@ class WarmUp:
             Exception: what the compiler raised, when `fullgraph` asks for all or nothing.
         """
         with preserved_rng():
-            before = self.watcher.counts()["num_graphs"]
             eager = [self._train(train[0]) for _ in range(_NUM_EAGER_RUNS)]
             eager_output = self._valid(valid[0]) if valid else None
             for group in self.targets:
                 compile_in_place(group, hp)
             try:
-                compiled, compiled_output = self._make_graphs(
+                graphs, compiled, compiled_output = self._make_graphs(
                     train, valid, mark=hp.torch_compile_options.dynamic is None
                 )
             except Exception as error:
@@ -278,9 +278,10 @@ class WarmUp:
                     raise
                 self.emit(CompileFailed(reason=_first_sentence(error), hint=_hint(error)))
                 return False
-        if self.watcher.counts()["num_graphs"] == before:
+        if not all(graphs.values()):
             self._uncompile()
-            reason = "the compiler made no graph of this model, which then runs eagerly in silence."
+            which = "" if not any(graphs.values()) else "training " if graphs["train"] == 0 else "validation "
+            reason = f"the compiler made no {which}graph of this model, which then runs eagerly in silence."
             self.emit(CompileFailed(reason=reason, hint=_hint_without_graphs(self.model)))
             return False
         checked = _compare(eager, compiled, eager_output, compiled_output, _TOLERANCES[dtype])
@@ -306,20 +307,24 @@ class WarmUp:
 
     def _make_graphs(
         self, train: Sequence[Batch], valid: Sequence[Batch], *, mark: bool
-    ) -> tuple[_Outcome, Tensor | None]:
+    ) -> tuple[dict[Graph, int], _Outcome, Tensor | None]:
+        """Return how many graphs there are of each kind, and what the first batches gave."""
         regions = [module for group in self.targets if len(group) > 1 for module in group]
-        with _marking_batches(regions) if mark else contextlib.nullcontext():
+        with warnings.catch_warnings(), _marking_batches(regions) if mark else contextlib.nullcontext():
+            # Dynamo looks at .grad of every input, also where one comes out of an eager part of the model.
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
             for batch in (*train, *valid) if mark else ():
                 mark_batch_dynamic(batch)
-            compiled: _Outcome = self._timed("train", lambda: [self._train(batch) for batch in train])[0]
+            num_graphs, (compiled, *_) = self._timed("train", lambda: [self._train(batch) for batch in train])
             if not valid:
-                return compiled, None
-            return compiled, self._timed("valid", lambda: [self._valid(batch) for batch in valid])[0]
+                return {"train": num_graphs}, compiled, None
+            num_valid_graphs, (output, *_) = self._timed("valid", lambda: [self._valid(batch) for batch in valid])
+            return {"train": num_graphs, "valid": num_valid_graphs}, compiled, output
 
     def _uncompile(self) -> None:
         uncompile(module for group in self.targets for module in group)
 
-    def _timed(self, graph: Graph, call: Callable[[], Any]) -> Any:
+    def _timed(self, graph: Graph, call: Callable[[], Any]) -> tuple[int, Any]:
         self.emit(CompileStarted(graph=graph))
         before, since, start = self.watcher.counts(), self.watcher.mark(), time.perf_counter()
         result = call()
@@ -334,7 +339,7 @@ class WarmUp:
                 **counts,
             )
         )
-        return result
+        return counts["num_graphs"], result
 
     def _train(self, batch: Batch) -> _Outcome:
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any
 
 from torch._dynamo import utils
 from torch._dynamo.callback import CallbackArgs, callback_handler
@@ -30,42 +30,38 @@ _REASON = re.compile(r"(?:\d+/\d+: )?(?P<guard>.*?)(?:\s+# (?P<code>.*?)\s+# (?P
 
 
 class _Listening(logging.Handler):
-    """Hears a logger from `level` on while entered, and gives it back as it was.
+    """Hears a logger from `level` on while entered. The last listener that leaves gives it back as the first found it.
 
-    Listeners of several threads may end in any order: the last one restores what the first one found.
+    They may leave in any order, as a run in another thread does.
     """
 
     _lock = threading.Lock()
-    _found: ClassVar[dict[str, tuple[int, int, bool]]] = {}  # Number of listeners, level and propagation before.
 
     def __init__(self, logger: logging.Logger, level: int, hear: Callable[[str], None]) -> None:
         super().__init__(level)
-        self._logger = logger
-        self._hear = hear
+        self._logger, self._hear = logger, hear
+        self._found = logger.level, logger.propagate
 
     def emit(self, record: logging.LogRecord) -> None:
         self._hear(record.getMessage())
 
+    def _others(self) -> list[_Listening]:
+        return [handler for handler in self._logger.handlers if isinstance(handler, _Listening)]
+
     def __enter__(self) -> None:
-        logger = self._logger
         with self._lock:
-            count, level, propagate = self._found.get(logger.name, (0, logger.level, logger.propagate))
-            self._found[logger.name] = (count + 1, level, propagate)
-            if not logger.isEnabledFor(self.level):  # Else the user has asked for it, and goes on to see it.
-                logger.setLevel(self.level)
-                logger.propagate = False
-            logger.addHandler(self)
+            self._found = next((other._found for other in self._others()), self._found)
+            if not self._logger.isEnabledFor(self.level):  # Else the user has asked for it, and goes on to see it.
+                self._logger.setLevel(self.level)
+                self._logger.propagate = False
+            self._logger.addHandler(self)
 
     def __exit__(self, *_: object) -> None:
-        logger = self._logger
         with self._lock:
-            logger.removeHandler(self)
-            count, level, propagate = self._found.pop(logger.name)
-            if count > 1:
-                self._found[logger.name] = (count - 1, level, propagate)
-            else:
-                logger.setLevel(level)
-                logger.propagate = propagate
+            self._logger.removeHandler(self)
+            if not self._others():
+                level, self._logger.propagate = self._found
+                self._logger.setLevel(level)
 
 
 class CompileWatcher:
@@ -75,7 +71,7 @@ class CompileWatcher:
         self.seconds = 0.0  # Wall time in which the compiler worked.
         self.breaks: list[GraphBroke] = []
         self.limits: list[RecompileLimitReached] = []
-        self._emit = emit
+        self._emit = emit or (lambda _: None)
         self._since: float | None = None
         self._records: list[Any] = []  # torch's CompilationMetrics, one for each frame and each later backward graph.
         self._last: Any = None
@@ -84,7 +80,6 @@ class CompileWatcher:
     def __enter__(self) -> CompileWatcher:
         self._last = next(reversed(utils.get_compilation_metrics()), None)
         self._register()
-        self._stack.callback(self._unregister)
         self._stack.enter_context(_Listening(_BREAK_LOG, logging.DEBUG, self._hear_break))
         self._stack.enter_context(_Listening(_LIMIT_LOG, logging.WARNING, self._hear_limit))
         return self
@@ -92,16 +87,14 @@ class CompileWatcher:
     def __exit__(self, *_: object) -> None:
         self._read()
         self._stack.close()
+        if self._start in callback_handler.start_callbacks:  # torch._dynamo.reset() drops all callbacks, ours too.
+            callback_handler.remove_start_callback(self._start)
+            callback_handler.remove_end_callback(self._end)
 
     def _register(self) -> None:
         if self._start not in callback_handler.start_callbacks:
             callback_handler.register_start_callback(self._start)
             callback_handler.register_end_callback(self._end)
-
-    def _unregister(self) -> None:
-        if self._start in callback_handler.start_callbacks:  # torch._dynamo.reset() drops all callbacks, ours too.
-            callback_handler.remove_start_callback(self._start)
-            callback_handler.remove_end_callback(self._end)
 
     def _start(self, _: CallbackArgs) -> None:
         self._read()  # torch appends a record after the end callback, so that there comes one at a time.
@@ -138,7 +131,7 @@ class CompileWatcher:
     @property
     def recompile_reasons(self) -> list[str]:
         """For each recompilation what no longer held of the graph that was there, and where in the code."""
-        return [_reason(record.recompile_reason) for record in self._read() if _has_reason(record)]
+        return [_reason(text) for record in self._read() if (text := getattr(record, "recompile_reason", None))]
 
     def last_reason(self) -> str:
         """Return the last of `recompile_reasons`."""
@@ -148,8 +141,7 @@ class CompileWatcher:
         """Return what the compiler spent on what; torch's own times are nested, these are not."""
         phases = dict.fromkeys(("tracing", "autograd", "code generation", "kernels"), 0.0)
         for record in self._read(since):
-            # A backward graph that is made in its first pass is a record of its own, without tracing.
-            backward = _number(record, "backward_cumulative_compile_time_us")
+            backward = _number(record, "backward_cumulative_compile_time_us")  # Made in its first pass: a record of it.
             whole = _number(record, "dynamo_cumulative_compile_time_us") + backward
             below = min(whole, _number(record, "aot_autograd_cumulative_compile_time_us") + backward)
             code = min(below, _number(record, "inductor_cumulative_compile_time_us"))
@@ -170,17 +162,13 @@ class CompileWatcher:
         place = (found["file"], int(found["line"]), reason)
         if place not in {(known.file, known.line, known.reason) for known in self.breaks}:
             self.breaks.append(GraphBroke(file=place[0], line=place[1], reason=reason, page=page[0] if page else ""))
-            self._tell(self.breaks[-1])
+            self._emit(self.breaks[-1])
 
     def _hear_limit(self, message: str) -> None:
         if (found := _LIMIT.match(message)) is not None:
             function = found["function"].replace("'", "")  # 'forward' (model.py:30)
             self.limits.append(RecompileLimitReached(function=function, reason=_reason(found["reason"])))
-            self._tell(self.limits[-1])
-
-    def _tell(self, event: GraphBroke | RecompileLimitReached) -> None:
-        if self._emit is not None:
-            self._emit(event)
+            self._emit(self.limits[-1])
 
 
 def _number(record: Any, name: str) -> float:
@@ -188,15 +176,12 @@ def _number(record: Any, name: str) -> float:
     return float(getattr(record, name, None) or 0.0)
 
 
-def _has_reason(record: Any) -> bool:
-    return bool(getattr(record, "recompile_reason", None))
-
-
 def _reason(text: str) -> str:
     found = _REASON.fullmatch(text.partition("\n")[0])
-    if found is None or not found["place"]:
-        return _one_line(found["guard"] if found else text)
-    return _one_line(f"{found['guard']}, at {found['place']}: {found['code']}")
+    if found is None:
+        return _one_line(text)
+    place = f", at {found['place']}" + (f": {found['code']}" if found["code"] else "") if found["place"] else ""
+    return _one_line(found["guard"] + place)
 
 
 def _one_line(text: str) -> str:
