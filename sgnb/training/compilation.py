@@ -1,6 +1,6 @@
 """torch.compile, kept honest: whether it can work here, what it did, and whether the result is the same.
 
-The inner module is compiled in place (`module.compile()`), so that its class and its state keys stay as they are. Both
+The inner module is compiled in place, as by `module.compile()`, so that its class and its state keys stay as they are. Both
 graphs are made before the first epoch, and one batch must agree with eager execution before the run trusts them.
 """
 
@@ -109,9 +109,8 @@ def compile_in_place(modules: Sequence[nn.Module], hp: TrainingHyperparams) -> N
         arguments["mode"] = hp.compile_mode
     if _ISOLATES:
         arguments["isolate_recompiles"] = True
-    if len(modules) == 1:
-        modules[0].compile(**arguments)
-        return
+    # As module.compile() does, but through a function of ours: the graphs of copies can be shared, and torch before 2.12
+    # makes none where the module is one of its own classes, such as nn.Sequential.
     shared = torch.compile(_call_eagerly, **arguments)
     for module in modules:
         module._compiled_call_impl = functools.partial(shared, module)

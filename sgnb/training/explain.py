@@ -24,10 +24,10 @@ from sgnb.training.watcher import CompileWatcher
 
 _COUNTING = "BatchNorm with momentum=None reads its counter on the host, which no graph can hold. Set momentum=0.1."
 _FORWARD_HOOKS = "its forward hooks become part of the graphs; compiled code does not call any that come later."
-_BACKWARD_HOOKS = "its backward hooks break the graph. Tensor.register_hook on an output does not."
+_BACKWARD_HOOKS = "its backward hooks break the graph: torch has them in compiled autograd only."
 _NOTHING = (
-    "No graph, and no break either: torch reuses what it made of a model with this forward before, or skips it as it "
-    "did then. torch._dynamo.reset() makes it forget all graphs."
+    "No graph for training or validation, and no break either: torch reuses what an earlier torch.compile in this "
+    "process made of code that both share, be it nothing. torch._dynamo.reset() makes it forget all graphs."
 )
 
 
@@ -88,7 +88,7 @@ def explain(
     with preserved_rng(), own_compiled_call(model), _preserved(model), watcher:
         for training in (True, False):
             _step(model, inputs, precision, training=training)
-        before, reasons = watcher.counts()["num_graphs"], list[str]()
+        graphs, reasons = [watcher.counts()["num_graphs"]], list[str]()
         compile_in_place([model], hp)
         try:
             for training in (True, False):
@@ -97,10 +97,11 @@ def explain(
                     _step(model, part, precision, training=training, mark=options.dynamic is None)
                     if training or index:  # The first of validation has to be another graph.
                         reasons += watcher.recompile_reasons[known:]
+                graphs.append(watcher.counts()["num_graphs"])
         except TorchDynamoException as error:
             remarks.append(f"The compiler failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
-        num_graphs = watcher.counts()["num_graphs"] - before
-    if not num_graphs and not watcher.breaks:
+        num_graphs = watcher.counts()["num_graphs"] - graphs[0]
+    if not watcher.breaks and len(set(graphs)) < len(graphs):
         remarks.append(_NOTHING)
     found = tuple(watcher.breaks), tuple(reasons), tuple(watcher.limits), tuple(remarks)
     return Explanation(num_graphs, *found, seconds=time.perf_counter() - start)
