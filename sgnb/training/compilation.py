@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -111,7 +112,9 @@ def compile_in_place(modules: Sequence[nn.Module], hp: TrainingHyperparams) -> N
         arguments["isolate_recompiles"] = True
     # As module.compile() does, but through a function of ours: the graphs of copies can be shared, and torch before 2.12
     # makes none where the module is one of its own classes, such as nn.Sequential.
-    shared = torch.compile(_call_eagerly, **arguments)
+    # All graphs of one code object count against torch's limits, over the life of the process; a copy begins at zero.
+    call = FunctionType(_call_eagerly.__code__.replace(), globals(), _call_eagerly.__name__)
+    shared = torch.compile(call, **arguments)
     for module in modules:
         module._compiled_call_impl = functools.partial(shared, module)
 
@@ -121,10 +124,10 @@ def _call_eagerly(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def start_afresh() -> None:
-    """Make room for a run's graphs. All graphs of one `forward` share a limit, above which torch runs it eagerly.
+    """Make room for a run's graphs. The rest of a `forward` behind a graph break has a limit, also over many runs.
 
-    A cell that is run again and again would get there. torch 2.14 gives each compilation a limit of its own, the
-    versions before it only forget everything, the user's own graphs too.
+    A cell that is run again and again would get there, and run eagerly. torch 2.14 gives each compilation a limit of
+    its own; the versions before it can only forget everything, the user's own graphs too.
     """
     if not _ISOLATES:
         torch._dynamo.reset()

@@ -26,8 +26,8 @@ _COUNTING = "BatchNorm with momentum=None reads its counter on the host, which n
 _FORWARD_HOOKS = "its forward hooks become part of the graphs; compiled code does not call any that come later."
 _BACKWARD_HOOKS = "its backward hooks break the graph: torch has them in compiled autograd only."
 _NOTHING = (
-    "No graph for training or validation, and no break either: torch reuses what an earlier torch.compile in this "
-    "process made of code that both share, be it nothing. torch._dynamo.reset() makes it forget all graphs."
+    "No graph for training or validation, and no break either: torch.compile is switched off (TORCHDYNAMO_DISABLE, "
+    "set_stance), or reuses what it made of the same code before, be it nothing; torch._dynamo.reset() forgets that."
 )
 
 

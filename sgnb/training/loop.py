@@ -197,6 +197,7 @@ class Loop:
 
     def _one_epoch(self, epoch: Epoch, batches: Batches | None) -> None:
         compile_before, graphs_before = self.watcher.seconds, self.watcher.counts()["num_graphs"]
+        mark = self.watcher.mark()
         if epoch.num_batches < self.train_batches:
             self._train(epoch, batches)
         if self.stop.is_set():
@@ -213,7 +214,7 @@ class Loop:
                     epoch=epoch.number,
                     seconds=self.watcher.seconds - compile_before,
                     num_graphs=self.watcher.counts()["num_graphs"] - graphs_before,
-                    reason=self.watcher.last_reason(),
+                    reason=self.watcher.last_reason(mark),
                 )
             )
         for change in self._model_watch.changes() if self._model_watch is not None else ():

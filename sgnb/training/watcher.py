@@ -131,11 +131,20 @@ class CompileWatcher:
     @property
     def recompile_reasons(self) -> list[str]:
         """For each recompilation what no longer held of the graph that was there, and where in the code."""
-        return [_reason(text) for record in self._read() if (text := getattr(record, "recompile_reason", None))]
+        return self._reasons(0.0)
 
-    def last_reason(self) -> str:
-        """Return the last of `recompile_reasons`."""
-        return next(reversed(self.recompile_reasons), "the compiler gave no reason")
+    def _reasons(self, since: float) -> list[str]:
+        return [_reason(text) for record in self._read(since) if (text := getattr(record, "recompile_reason", None))]
+
+    def last_reason(self, since: float = 0.0) -> str:
+        """Return the compiler's own words for its latest recompilation since a mark, on one line.
+
+        Of a model that changed, the validation graph is made anew as well, and torch compares it with the training
+        graph first: that they differ in grad mode says nothing, so another reason is preferred.
+        """
+        reasons = self._reasons(since)
+        telling = [reason for reason in reasons if "grad_mode" not in reason]
+        return next(reversed(telling or reasons), "the compiler gave no reason")
 
     def seconds_by_phase(self, since: float = 0.0) -> dict[str, float]:
         """Return what the compiler spent on what; torch's own times are nested, these are not."""

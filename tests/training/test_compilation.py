@@ -233,7 +233,7 @@ def test_attributes_that_change_are_named_with_what_to_do(setup):
         "some. Keep it in a tensor (register_buffer)."
     ]
     recompiled = of_kind(history, Recompiled)
-    assert [event.epoch for event in recompiled] == [1]  # Then the compiler takes the number for one that varies.
+    assert recompiled[0].epoch == 1  # torch 2.14 then takes the number for one that varies, 2.11 does not.
     assert "rate == 0.0" in recompiled[0].reason
     assert history["compile_seconds"][0] > 0
 
@@ -301,3 +301,9 @@ def test_a_last_batch_of_one_sample_is_announced(setup):
         "The last training batch of each epoch has one sample. BatchNorm fails where it then has one value per "
         "channel, and the compiler needs a graph of its own; drop_last=True in the loader leaves it out."
     ]
+
+
+def test_graphs_of_many_runs_do_not_add_up_to_a_limit(setup):
+    with torch._dynamo.config.patch(accumulated_recompile_limit=6):
+        for _ in range(5):
+            assert setup.train(max_epochs=1, **AOT).compiled
