@@ -1,7 +1,7 @@
 """torch.compile, kept honest: whether it can work here, what it did, and whether the result is the same.
 
-The inner module is compiled in place, as by `module.compile()`, so that its class and its state keys stay as they are. Both
-graphs are made before the first epoch, and one batch must agree with eager execution before the run trusts them.
+The inner module is compiled in place, as by `module.compile()`, so that its class and its state keys stay as they are.
+Both graphs are made before the first epoch, and one batch must agree with eager execution before the run trusts them.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def compile_in_place(modules: Sequence[nn.Module], hp: TrainingHyperparams) -> N
         arguments["mode"] = hp.compile_mode
     if _ISOLATES:
         arguments["isolate_recompiles"] = True
-    # As module.compile() does, but through a function of ours: the graphs of copies can be shared, and torch before 2.12
-    # makes none where the module is one of its own classes, such as nn.Sequential.
+    # As module.compile() does, but through a function of ours: the graphs of copies can be shared, and torch 2.11 makes
+    # none where the module is one of its own classes, such as nn.Sequential.
     # All graphs of one code object count against torch's limits, over the life of the process; a copy begins at zero.
     call = FunctionType(_call_eagerly.__code__.replace(), globals(), _call_eagerly.__name__)
     shared = torch.compile(call, **arguments)
@@ -205,8 +205,8 @@ class ModelWatch:
                     )
                 else:
                     sentences.append(
-                        f"{where} changed from {before[key]!r} to {value!r}: the compiler makes a new graph for another "
-                        "value, and gives up after some. Keep it in a tensor (register_buffer)."
+                        f"{where} changed from {before[key]!r} to {value!r}: the compiler makes a new graph for "
+                        "another value, and gives up after some. Keep it in a tensor (register_buffer)."
                     )
         self._before = now
         return sentences

@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from sgnb.hyperparams import HyperparamsError, Problem, TrainingHyperparams, nearest
+from sgnb.training.optimizers import NO_DECAY
 
 
 def lr_at(
@@ -28,7 +29,8 @@ def lr_at(
         return _warm_up(update, initial_lr, hp, updates_per_epoch, group)
     if isinstance(hp.lr_mode, dict):
         return initial_lr
-    last = (hp.max_epochs - hp.lr_cooldown_epochs) * updates_per_epoch - 1
+    # A step at the end of the last epoch before the cool-down is felt in the cool-down; the others end with their last.
+    last = (hp.max_epochs - hp.lr_cooldown_epochs) * updates_per_epoch - (hp.lr_mode != "StepLRScheduler")
     return _SCHEDULES[hp.lr_mode](min(update, last), initial_lr, hp, updates_per_epoch)
 
 
@@ -50,6 +52,9 @@ class Schedule:
     """Sets the rates of an optimizer's groups: by `lr_at`, or by a scheduler of torch once the warm-up is over.
 
     A scheduler is stepped per update or per epoch, as its `phase` says in SuperGradients' words.
+
+    Raises:
+        HyperparamsError: when there is no such scheduler, its arguments do not fit, or a warm-up names no group.
     """
 
     def __init__(self, hp: TrainingHyperparams, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> None:
@@ -58,9 +63,24 @@ class Schedule:
         self._metric: str | None = None
         self._per_update = False
         self._last_warms_up = True  # Nothing has been updated yet.
+        self._check_warm_up()
         if isinstance(hp.lr_mode, dict):
             name, arguments = next(iter(hp.lr_mode.items()))
             self._scheduler, self._metric, self._per_update = _build_scheduler(name, arguments or {}, optimizer)
+
+    def _check_warm_up(self) -> None:
+        given, rates = self._hp.warmup_initial_lr, self._hp.initial_lr
+        if not isinstance(given, dict) or self._hp.finetune:  # Then the model may have frozen groups that it names.
+            return
+        known = {"default", *(rates if isinstance(rates, dict) else ()), *map(_name_of, self._optimizer.param_groups)}
+        where = "training_hyperparams.warmup_initial_lr"
+        problems = [
+            Problem(where=f"{where}.{name}", message=f"initial_lr has no such prefix{nearest(name, known)}")
+            for name in given
+            if name not in known
+        ]
+        if problems:
+            raise HyperparamsError(problems)
 
     def apply(self, update: int) -> None:
         """Set the rates of the update with this number (from 0)."""
@@ -75,7 +95,7 @@ class Schedule:
                 initial_lr=group["initial_lr"],
                 hp=self._hp,
                 updates_per_epoch=self._updates_per_epoch,
-                group=group.get("name", "default").partition("/")[0],
+                group=_name_of(group),
             )
 
     def update_ended(self, num_updates: int) -> None:
@@ -98,7 +118,8 @@ class Schedule:
             self._scheduler.step(values[self._metric])  # type: ignore[arg-type] # ReduceLROnPlateau takes a metric.
         elif values:
             message = f"expected one of {', '.join(values)}, got {self._metric!r}{nearest(self._metric, values)}"
-            raise HyperparamsError([Problem(where=f"{_WHERE}.metric_name", message=message)])
+            where = f"{_WHERE}.{type(self._scheduler).__name__}.metric_name"
+            raise HyperparamsError([Problem(where=where, message=message)])
 
     def _warms_up(self, update: int) -> bool:
         return _warms_up(update, self._hp, self._updates_per_epoch)
@@ -113,8 +134,14 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the place of an earlier run with the same scheduler."""
         if self._scheduler is not None and state:
+            # The updates were made by the optimizer of that run; torch would warn that this one has made none.
+            self._optimizer._opt_called = not state["last_warms_up"]  # type: ignore[attr-defined]
             self._scheduler.load_state_dict(state["scheduler"])
             self._last_warms_up = state["last_warms_up"]
+
+
+def _name_of(group: dict[str, Any]) -> str:
+    return str(group.get("name", "default")).removesuffix(NO_DECAY)
 
 
 def _build_scheduler(
@@ -127,7 +154,7 @@ def _build_scheduler(
         if isinstance(value, type)
         and issubclass(value, LRScheduler)
         and not key.startswith("_")
-        and key != "LRScheduler"
+        and key not in ("LRScheduler", "ChainedScheduler", "SequentialLR")  # They take schedulers, not numbers.
     }
     if name not in known:
         message = f"expected one of {', '.join(sorted(known))}, got {name!r}{nearest(str(name), known)}"
@@ -142,6 +169,9 @@ def _build_scheduler(
     if (name == "ReduceLROnPlateau") != (metric is not None):
         message = "is required by ReduceLROnPlateau and belongs to it alone: the name of a validation metric, or loss"
         problems.append(Problem(where=f"{_WHERE}.{name}.metric_name", message=message))
+    elif metric is not None and phase in _PER_UPDATE:
+        message = f"expected one of {', '.join(_PER_EPOCH)}: a metric is measured once an epoch, got {phase!r}"
+        problems.append(Problem(where=f"{_WHERE}.{name}.phase", message=message))
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"]
     try:
@@ -165,10 +195,11 @@ def _step(update: int, initial_lr: float, hp: TrainingHyperparams, updates_per_e
     if hp.step_lr_update_freq is not None:
         frequency = hp.step_lr_update_freq
         many = math.ceil(hp.max_epochs / frequency) + 1
-        updates = [math.ceil(frequency * k) for k in range(1, many)]
+        updates = [at for k in range(1, many) if (at := math.ceil(frequency * k)) >= hp.lr_warmup_epochs]
     else:
         updates = list(hp.lr_updates)
-    num_updates = sum(hp.lr_warmup_epochs <= at < epoch for at in updates)
+    # The warm-up ends at the peak, whatever was named before; that is felt one epoch later.
+    num_updates = sum(at < epoch for at in updates) if epoch > hp.lr_warmup_epochs else 0
     return initial_lr * math.pow(hp.lr_decay_factor or 0.0, num_updates)
 
 
@@ -193,7 +224,11 @@ def _function(update: int, initial_lr: float, hp: TrainingHyperparams, updates_p
     epoch, batch = divmod(update, updates_per_epoch)
     return float(
         hp.lr_schedule_function(
-            initial_lr=initial_lr, epoch=epoch, iter=batch, max_epoch=hp.max_epochs, iters_per_epoch=updates_per_epoch
+            initial_lr=initial_lr,
+            epoch=epoch - hp.lr_warmup_epochs,  # SuperGradients leaves warm-up and cool-down out of both.
+            iter=batch,
+            max_epoch=hp.max_epochs - hp.lr_warmup_epochs - hp.lr_cooldown_epochs,
+            iters_per_epoch=updates_per_epoch,
         )
     )
 

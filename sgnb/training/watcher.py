@@ -12,17 +12,19 @@ from typing import Any
 
 from torch._dynamo import utils
 from torch._dynamo.callback import CallbackArgs, callback_handler
-from torch._logging._internal import getArtifactLogger
+from torch._logging._internal import getArtifactLogger, log_state
 
 from sgnb.events import GraphBroke, Listener, RecompileLimitReached
 
 _BREAK_LOG = getArtifactLogger("torch._dynamo.symbolic_convert", "graph_breaks")
+_RECOMPILE_LOG = getArtifactLogger("torch._dynamo.guards", "recompiles")
 _LIMIT_LOG = logging.getLogger("torch._dynamo.convert_frame")
 # Two wordings: one that torch has logged before is a "Graph break (user stack suppressed due to …) in user code".
 _BREAK = re.compile(r"Graph break.* in user code at (?P<file>.+):(?P<line>\d+)\nGraph Break Reason: (?P<rest>.*)", re.S)
 _PREAMBLE = re.compile(r"Encountered graph break when attempting to trace .*\n\s*")
 _EXPLANATION = re.compile(r"(?P<kind>.*)(?:\n\s*Explanation: *(?P<text>.*))?")
 _PAGE = re.compile(r"https?://\S+/gb\d+\.html")
+_FAILED = re.compile(r"^\s*- (\d+/\d+: .*)$", re.M)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # Of an object; it would make each break a new one.
 _LIMIT = re.compile(r"torch\._dynamo hit config\..*\n\s*function: (?P<function>.*)\n\s*last reason: (?P<reason>.*)")
 # "3/7: self.k == 12   # return x * self.k  # lib/model.py:30 in forward (HINT: …)", and the user's stack below.
@@ -74,6 +76,7 @@ class CompileWatcher:
         self._emit = emit or (lambda _: None)
         self._since: float | None = None
         self._records: list[Any] = []  # torch's CompilationMetrics, one for each frame and each later backward graph.
+        self._recompiles: list[tuple[float, str]] = []  # When, and why.
         self._last: Any = None
         self._stack = ExitStack()
 
@@ -82,6 +85,10 @@ class CompileWatcher:
         self._register()
         self._stack.enter_context(_Listening(_BREAK_LOG, logging.DEBUG, self._hear_break))
         self._stack.enter_context(_Listening(_LIMIT_LOG, logging.WARNING, self._hear_limit))
+        self._stack.enter_context(_Listening(_RECOMPILE_LOG, logging.DEBUG, self._hear_recompile))
+        if not log_state.is_artifact_enabled("recompiles"):  # torch asks this, not the logger.
+            log_state.enable_artifact("recompiles")
+            self._stack.callback(log_state.artifact_names.discard, "recompiles")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,20 +138,12 @@ class CompileWatcher:
     @property
     def recompile_reasons(self) -> list[str]:
         """For each recompilation what no longer held of the graph that was there, and where in the code."""
-        return self._reasons(0.0)
-
-    def _reasons(self, since: float) -> list[str]:
-        return [_reason(text) for record in self._read(since) if (text := getattr(record, "recompile_reason", None))]
+        return [reason for _, reason in self._recompiles]
 
     def last_reason(self, since: float = 0.0) -> str:
-        """Return the compiler's own words for its latest recompilation since a mark, on one line.
-
-        Of a model that changed, the validation graph is made anew as well, and torch compares it with the training
-        graph first: that they differ in grad mode says nothing, so another reason is preferred.
-        """
-        reasons = self._reasons(since)
-        telling = [reason for reason in reasons if "grad_mode" not in reason]
-        return next(reversed(telling or reasons), "the compiler gave no reason")
+        """Return the compiler's own words for its latest recompilation since a mark, on one line."""
+        reasons = [reason for when, reason in self._recompiles if when >= since]
+        return _telling(reasons) or "the compiler gave no reason"
 
     def seconds_by_phase(self, since: float = 0.0) -> dict[str, float]:
         """Return what the compiler spent on what; torch's own times are nested, these are not."""
@@ -162,6 +161,10 @@ class CompileWatcher:
     def guard_us(self, since: float = 0.0) -> float:
         """Return the microseconds that checking the guards of all graphs takes once."""
         return sum(_number(record, "guard_latency_us") for record in self._read(since))
+
+    def _hear_recompile(self, message: str) -> None:
+        # A line for each graph that was there. torch's own record of the compilation has the first of them only.
+        self._recompiles.append((time.time(), _telling([_reason(text) for text in _FAILED.findall(message)])))
 
     def _hear_break(self, message: str) -> None:
         if (found := _BREAK.match(message)) is None:
@@ -195,3 +198,8 @@ def _reason(text: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]
+
+
+def _telling(reasons: list[str]) -> str:
+    """Return the last reason that says something: training and validation always differ in grad mode."""
+    return next(reversed([reason for reason in reasons if "grad_mode" not in reason] or reasons), "")
