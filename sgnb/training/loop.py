@@ -225,6 +225,7 @@ class Loop:
     def _finish(self, epoch: Epoch, train: Measured, valid: Measured | None, raw: Measured | None) -> None:
         """Save what is worth it, and say how the epoch was."""
         values = {} if valid is None else {**valid.metrics, "loss": valid.loss}
+        lr = self._lr
         self.schedule.epoch_ended(epoch.number, values)
         start = time.perf_counter()
         paths = self.keeper.judge(epoch.number, values, self._validated_weights)
@@ -247,7 +248,7 @@ class Loop:
                 valid_metrics={} if valid is None else valid.metrics,
                 raw_valid_loss=None if raw is None else raw.loss,
                 raw_valid_metrics={} if raw is None else raw.metrics,
-                lr=self._lr,
+                lr=lr,
                 num_samples=train.num_samples,
                 num_updates=epoch.num_updates,
                 skipped_updates=epoch.skipped_updates,

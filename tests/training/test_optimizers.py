@@ -1,5 +1,9 @@
 """Optimizers by name, as a class and as an instance; parameter groups."""
 
+import io
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -101,12 +105,47 @@ def test_the_users_parameters_win():
     assert (group["momentum"], group["nesterov"]) == (0.5, True)
 
 
-def test_an_unknown_parameter_is_named():
-    hp = TrainingHyperparams(optimizer="SGD", optimizer_params={"momentun": 0.5})
-    with pytest.raises(
-        HyperparamsError, match=r"^training_hyperparams.optimizer_params: SGD does not take them: .*momentun"
-    ):
+@pytest.mark.parametrize(
+    ("optimizer", "given", "message"),
+    [
+        ("SGD", {"momentun": 0.5}, ": SGD does not take them: it has no argument momentun; did you mean momentum?"),
+        ("RMSpropTF", {"epsilon": 1.0}, ": RMSpropTF does not take them: it has no argument epsilon; did you mean eps?"),
+        ("Lamb", {"max_grad_nrm": 1}, ": Lamb does not take them: it has no argument max_grad_nrm; "
+                                      "did you mean max_grad_norm?"),
+        ("Lion", {"momentum": 0.9}, ": Lion does not take them: it has no argument momentum; it has betas, weight_decay, "
+                                    "caution, corrected_weight_decay, maximize, foreach"),
+        ("SGD", {"lr": 0.1}, ".lr: the rate is given by training_hyperparams.initial_lr"),
+        ("Adam", {"eps": -1.0}, ": Adam does not take them: Invalid epsilon value: -1.0"),
+        ("Adam", {"fused": True, "foreach": True},
+         ": Adam does not take them: `fused` and `foreach` cannot be `True` together."),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_does_not_fit_is_named(optimizer, given, message):
+    hp = TrainingHyperparams(optimizer=optimizer, optimizer_params=given)
+    with pytest.raises(HyperparamsError) as caught:
         build_optimizer(a_model(), hp)
+    assert str(caught.value) == f"training_hyperparams.optimizer_params{message}"
+
+
+def test_a_class_that_takes_anything_is_given_it():
+    class Mine(torch.optim.SGD):
+        def __init__(self, params, **options):
+            self.scale = options.pop("scale")
+            super().__init__(params, **options)
+
+    optimizer = build_optimizer(a_model(), TrainingHyperparams(optimizer=Mine, optimizer_params={"scale": 3}))
+    assert optimizer.scale == 3
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_timm_is_not_loaded_for_the_optimizers_of_torch():
+    code = (
+        "import sys, torch; from sgnb.hyperparams import TrainingHyperparams; "
+        "from sgnb.training.optimizers import build_optimizer; "
+        "build_optimizer(torch.nn.Linear(1, 1), TrainingHyperparams(), torch.device('cpu')); "
+        "print('timm' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
 def test_a_class_is_built_and_an_instance_is_kept():
@@ -115,7 +154,8 @@ def test_a_class_is_built_and_an_instance_is_kept():
     mine = torch.optim.SGD(model.parameters(), lr=0.7)
     kept = build_optimizer(model, TrainingHyperparams(optimizer=mine, initial_lr=None))
     assert kept is mine
-    assert kept.param_groups[0]["initial_lr"] == 0.7
+    group = kept.param_groups[0]
+    assert (group["initial_lr"], group["name"], group["fused"], group["foreach"]) == (0.7, "default", None, None)
 
 
 def test_biases_and_norms_may_go_without_decay():
@@ -154,6 +194,14 @@ class Finetuned(nn.Sequential):
         return {"default": lr, "0": 0.1 * lr} if self.rates is None else self.rates
 
 
+def test_a_prefix_of_the_model_that_matches_nothing_is_not_blamed_on_the_user():
+    model = Finetuned(*a_model())
+    model.rates = {"default": 0.1, "head": 0.2}
+    with pytest.raises(HyperparamsError) as caught:
+        build_optimizer(model, TrainingHyperparams(finetune=True, initial_lr=0.1))
+    assert str(caught.value) == "training_hyperparams.finetune: no parameter's name begins with 'head'"
+
+
 def test_a_model_may_say_which_rates_it_wants_when_finetuned():
     hp = TrainingHyperparams(finetune=True, initial_lr=0.1)
     groups = {group["name"]: group["lr"] for group in build_optimizer(Finetuned(*a_model()), hp).param_groups}
@@ -184,16 +232,85 @@ def test_a_model_that_does_not_say_it_is_an_error(model, message):
 
 def test_a_loaded_state_does_not_change_how_it_computes():
     model = a_model()
-    old = build_optimizer(model, TrainingHyperparams(optimizer_params={"foreach": True}))
+    old = build_optimizer(model, TrainingHyperparams(optimizer_params={"foreach": True, "maximize": True}))
     new, how = build_on(model, TrainingHyperparams(), CPU)
     load_optimizer_state(new, old.state_dict())
     assert (how, new.param_groups[0]["fused"], new.param_groups[0]["foreach"]) == ("fused", True, None)
+    assert new.param_groups[0]["maximize"]  # This is what it computes, not how.
+
+
+def test_the_counters_go_where_this_optimizer_wants_them_not_where_the_old_one_had_them():
+    old = torch.optim.Adam(nn.Linear(2, 1).parameters(), foreach=False)
+    for group in old.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    old.step()
+    new = torch.optim.Adam(nn.Linear(2, 1, device="meta").parameters(), capturable=True)
+    load_optimizer_state(new, old.state_dict())
+    assert {values["step"].device.type for values in new.state.values()} == {"meta"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_that_went_through_a_file_goes_on_as_if_it_had_not(name):
+    def steps(model, optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).square().mean().backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, TrainingHyperparams(optimizer=name))
+    steps(model, optimizer)
+    file = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), file)
+    expected = steps(model, optimizer)
+    other = nn.Linear(3, 2)
+    new = build_optimizer(other, TrainingHyperparams(optimizer=name))
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    other.load_state_dict(weights)
+    load_optimizer_state(new, state)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(steps(other, new), expected, strict=True))
+
+
+def test_a_resumed_run_has_the_rates_that_it_is_told():
+    model = a_model()
+    old = build_optimizer(model, TrainingHyperparams(initial_lr=0.1)).state_dict()
+    del old["param_groups"][0]["name"]
+    new = build_optimizer(model, TrainingHyperparams(initial_lr=0.5))
+    load_optimizer_state(new, old)
+    assert (new.param_groups[0]["initial_lr"], new.param_groups[0]["name"]) == (0.5, "default")
+
+
+def test_a_state_without_the_keys_of_a_cyclic_scheduler_leaves_them():
+    model = a_model()
+    new = build_optimizer(model, TrainingHyperparams())
+    torch.optim.lr_scheduler.OneCycleLR(new, 0.3, total_steps=9)
+    load_optimizer_state(new, build_optimizer(model, TrainingHyperparams()).state_dict())
+    assert new.param_groups[0]["max_lr"] == 0.3
+
+
+def test_adafactor_may_keep_sums_of_rows():
+    model = a_model()
+    hp = TrainingHyperparams(optimizer=torch.optim.Adafactor)
+    old = build_optimizer(model, hp)
+    model(torch.ones(2, 3, 3, 3)).square().sum().backward()
+    old.step()
+    new = build_optimizer(model, hp)
+    load_optimizer_state(new, old.state_dict())
+    assert len(new.state) == 6
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "AdamW"}, "the checkpoint is of another optimizer than SGD: "),
+        (
+            {"optimizer": "RMSprop"},
+            "the checkpoint is of another optimizer than SGD: alpha, capturable, centered, dampening, eps, nesterov "
+            "differ",
+        ),
         (
             {"zero_weight_decay_on_bias_and_bn": True},
             "the optimizer has groups of [6] parameters, the checkpoint has [2, 4]",
@@ -206,8 +323,47 @@ def test_a_state_that_does_not_fit_is_named_and_changes_nothing(change, message)
     before = mine.state_dict()
     with pytest.raises(ValueError) as caught:
         load_optimizer_state(mine, build_optimizer(model, TrainingHyperparams(**change)).state_dict())
-    assert str(caught.value).startswith(message)
+    assert str(caught.value) == message
     assert mine.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "message"),
+    [
+        (
+            {"optimizer": "Adam"}, {"optimizer": "AdamW"},
+            "the checkpoint is of another optimizer than Adam: decoupled_weight_decay is True, expected False",
+        ),
+        (
+            {"initial_lr": {"0": 0.1, "default": 0.1}}, {"initial_lr": {"3": 0.1, "default": 0.1}},
+            "the optimizer has a group '0' where the checkpoint has '3'",
+        ),
+    ],
+)  # fmt: skip
+def test_a_state_that_would_load_and_be_wrong_is_named(mine, other, message):
+    model = a_model()
+    old = build_optimizer(model, TrainingHyperparams(**other)).state_dict()
+    new = build_optimizer(model, TrainingHyperparams(**mine))
+    with pytest.raises(ValueError) as caught:
+        load_optimizer_state(new, old)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "state", [[], {}, {"state": {}, "param_groups": [{"lr": 1}]}, {"state": 1, "param_groups": []}]
+)
+def test_what_is_no_state_is_said(state):
+    with pytest.raises(ValueError) as caught:
+        load_optimizer_state(build_optimizer(a_model(), TrainingHyperparams()), state)
+    assert str(caught.value) == "optimizer_state_dict is not the state of an optimizer"
+
+
+def test_a_state_of_nobody_is_named():
+    mine = build_optimizer(a_model(), TrainingHyperparams())
+    state = {**mine.state_dict(), "state": {7: {"momentum_buffer": torch.zeros(3)}}}
+    with pytest.raises(ValueError) as caught:
+        load_optimizer_state(mine, state)
+    assert str(caught.value) == "the checkpoint has a state of parameter 7, which is in none of its groups"
 
 
 def test_a_state_of_other_shapes_is_named():
