@@ -20,11 +20,15 @@ from sgnb.events import (
     Event,
     EventError,
     EventWriter,
+    GraphBroke,
     Noticed,
+    OutOfMemory,
     Recompiled,
+    RecompileLimitReached,
     RunEnded,
     RunStarted,
     StepEnded,
+    UpdatesSkipped,
     cache_state,
     from_json,
     read_events,
@@ -74,6 +78,12 @@ EVENTS: list[Event] = [
     CompileChecked(
         agreed=False, loss_difference=1e-3, grad_norm_difference=math.inf, output_difference=0.0, tolerance=1e-2
     ),
+    GraphBroke(reason="print", file="m.py", line=3, page="https://x/gb0059.html"),
+    RecompileLimitReached(function="forward", reason="k == 8"),
+    OutOfMemory(
+        epoch=1, batch=2, batch_size=64, allocated_mib=1.5, total_mib=16384.0, pieces=1, advice="Try batch size 32."
+    ),
+    UpdatesSkipped(epoch=1, batch=9, in_a_row=5, loss_scale=0.5),
     Recompiled(epoch=2, seconds=3.0, num_graphs=3, reason="a new shape"),
     EpochStarted(epoch=1),
     StepEnded(phase="train", epoch=1, batch=1, num_batches=3, loss=None, lr=0.1),

@@ -13,7 +13,8 @@ from sgnb.hyperparams import EmaParams, TorchCompileOptions, TrainingHyperparams
 PACKAGE = Path(sgnb.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 # The record refuses lr_warmup_steps without warmup_mode LinearBatchLRWarmup and the reverse, so one of them tells all.
-READ_THROUGH = {"warmup_mode": "lr_warmup_steps"}
+# The record itself reads the two names of the compile mode, as compile_mode.
+READ_THROUGH = {"warmup_mode": "lr_warmup_steps", "torch_compile_mode": "compile_mode"}
 GROUPS = {
     "precision",
     "compile",

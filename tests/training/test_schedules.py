@@ -64,7 +64,7 @@ def by_the_book(e, b, n, lr0, w0, *, values):
         return lr0 * decay ** (passed / n)
     if mode == "FunctionLRScheduler":
         return half_way(initial_lr=lr0, epoch=e - w, iter=b, max_epoch=m - w - c, iters_per_epoch=n)
-    passed, length = passed - steps, length - steps  # Of Poly, SuperGradients forgets it: its warm-up would end below.
+    passed, length = passed - steps, length - steps  # SuperGradients leaves this to Cosine: Poly would jump.
     if mode == "PolyLRScheduler":
         return lr0 * (1 - passed / length) ** 0.9
     ratio = values["cosine_final_lr_ratio"]
@@ -74,13 +74,11 @@ def by_the_book(e, b, n, lr0, w0, *, values):
 @pytest.mark.parametrize("cool_down", [0, 2])
 @pytest.mark.parametrize("warm_up", WARM_UPS, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda values: "-".join(map(str, values.values()))[:30])
-@pytest.mark.parametrize("updates_per_epoch", [1, 5])
+@pytest.mark.parametrize("updates_per_epoch", [2, 5])
 def test_the_rate_of_every_update_of_every_group_is_that_of_the_formulas(
     schedule, warm_up, cool_down, updates_per_epoch
 ):
     values = {**schedule, **warm_up, "lr_cooldown_epochs": cool_down}
-    if values.get("lr_warmup_steps", 0) >= (6 - cool_down) * updates_per_epoch:
-        pytest.skip("the warm-up is longer than the schedule")
     hp = TrainingHyperparams(max_epochs=6, initial_lr={"default": 0.1, "1": 0.2}, **values)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer, _ = build_optimizer(model, hp, torch.device("cpu"))
