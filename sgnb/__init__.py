@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sgnb.pitfalls import check
     from sgnb.recipes import Recipe, list_recipes, load_recipe, save_recipe
     from sgnb.run import Run
-    from sgnb.training import Trainer
+    from sgnb.training import Trainer, explain, find_batch_size
     from sgnb.ui import panel
 
 __version__ = "0.1.0"
@@ -29,6 +29,8 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "explain",
+    "find_batch_size",
     "list_recipes",
     "load_recipe",
     "panel",
@@ -44,6 +46,8 @@ _HOMES = {
     "TrainingHyperparams": "sgnb.hyperparams",
     "check": "sgnb.pitfalls",
     "compare": "sgnb.bench",
+    "explain": "sgnb.training",
+    "find_batch_size": "sgnb.training",
     "list_recipes": "sgnb.recipes",
     "load_recipe": "sgnb.recipes",
     "panel": "sgnb.ui",

@@ -5,6 +5,7 @@ Both sides are taken in turn; the median of each counts. Run: `python tests/benc
 
 import statistics
 import time
+from functools import partial
 
 import torch
 import torchvision
@@ -32,11 +33,12 @@ def main():
         average = [tensor.clone() for tensor in live]
         bare, ours = [], []
         for _ in range(ROUNDS):
-            bare.append(seconds(lambda: torch._foreach_lerp_(average, live, 0.1)))
+            bare.append(seconds(partial(torch._foreach_lerp_, average, live, 0.1)))
             ours.append(seconds(ema.update))
         ratio = statistics.median(ours) / statistics.median(bare)
         print(
-            f"{name}: bare {statistics.median(bare) * 1e3:.3f} ms, update {statistics.median(ours) * 1e3:.3f} ms, x {ratio:.2f}"
+            f"{name}: bare {statistics.median(bare) * 1e3:.3f} ms, update {statistics.median(ours) * 1e3:.3f} ms: "
+            f"{ratio:.2f} times"
         )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.callback import callback_handler
 
 from sgnb.events import GraphBroke, RecompileLimitReached, sentence
-from sgnb.training.explain import explain
+from sgnb.training.explanation import explain
 from sgnb.training.watcher import CompileWatcher
 
 # At a break torch asks tensors for .grad, and silences what it then says itself, unless warnings are errors.
