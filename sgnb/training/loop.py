@@ -95,6 +95,7 @@ class Loop:
     valid_metrics: dict[str, torchmetrics.Metric] = field(init=False)
     watcher: CompileWatcher = field(init=False)
     _move: Mover = field(init=False)
+    _parameters: list[nn.Parameter] = field(init=False)
     _statistics: _Statistics = field(init=False)
     _pieces: int = 1  # Parts of a batch that go through the model one after the other.
     _skipped_in_a_row: int = 0
@@ -122,6 +123,7 @@ class Loop:
             self.model.to(memory_format=torch.channels_last)
         self._move = Mover(self.device, channels_last=hp.channels_last)
         self.optimizer, self.implementation = build_optimizer(self.model, hp, self.device)
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.schedule = Schedule(hp, self.optimizer, self.updates_per_epoch)
         total = self.updates_per_epoch * hp.max_epochs
         self.ema = Ema(self.model, hp.ema_params, total_updates=total) if hp.ema else None
@@ -161,7 +163,7 @@ class Loop:
 
     def run(self) -> None:
         """Train until `max_epochs`, a stop, or what `Keeper` has as a reason to end."""
-        with self.watcher:
+        with self.watcher, self.precision.apart_from_the_callers():
             first = self._first_batches()
             while self.completed_epochs < self.hp.max_epochs and not self.keeper.reason_to_end:
                 self.epoch = self.epoch or self._new_epoch(self.completed_epochs + 1)
@@ -358,7 +360,7 @@ class Loop:
         window, epoch.window = epoch.window, Window()
         self.schedule.apply(self.num_updates)
         changed = self.precision.update(
-            [p for group in self.optimizer.param_groups for p in group["params"]],
+            self._parameters,
             self.optimizer,
             loss=window.loss,
             gradient_scale=window.first / window.num_samples,

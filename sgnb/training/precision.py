@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -46,14 +47,23 @@ class Precision:
         self.dtype = dtype
         self.device = device
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-        on = dtype != torch.float32
-        # One object for all steps, which are never one inside the other: making one takes as long as a small layer.
-        self._autocast = torch.autocast(device.type, dtype=dtype if on else None, enabled=on)
+        # One object for all steps, which are never one inside the other: making one takes as long as a small layer, and
+        # so does entering one that does nothing.
+        self._autocast: AbstractContextManager[Any] = (
+            nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
+        )
         self._skipped_on_device = torch.zeros((), device=device)
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[Any]:
         """Return the region in which forward and loss run, in training and in validation alike."""
         return self._autocast
+
+    def apart_from_the_callers(self) -> AbstractContextManager[Any]:
+        """Return the region of a whole float32 run, in which an autocast region of the caller has no effect.
+
+        Not for the other dtypes: inside of it, torch would not forget the weights that it has cast for a step.
+        """
+        return torch.autocast(self.device.type, enabled=False) if self.dtype == torch.float32 else nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss` to those that are there."""

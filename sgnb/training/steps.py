@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,7 @@ from sgnb.training.loaders import Batch
 from sgnb.training.precision import Precision
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What a step computed, detached: the mean loss of the batch (0-dim, float32) and the model's main output.
 
     `parts` is what the loss says of itself besides: scalars by name, or a tensor [P], or None.
