@@ -299,8 +299,12 @@ class Loop:
             window.batches.append(batch)
         while True:
             try:
-                results = [[self._piece(window, piece) for piece in each.split(self._pieces)] for each in todo]
-                return results[-1]
+                # Not comprehensions: before Python 3.12 their frames hold on to all that they see, also when cleared.
+                for each in todo:
+                    results = []
+                    for piece in each.split(self._pieces):
+                        results.append(self._piece(window, piece))
+                return results
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
