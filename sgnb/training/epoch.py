@@ -47,9 +47,12 @@ class Tally:
             for name, part in self._named(result.parts).items():
                 total = self.part_sums.setdefault(name, torch.zeros((), device=self.device))
                 total.add_(part.detach().float(), alpha=batch.num_samples)
+        output = result.output
+        if output.dtype != torch.float32:
+            output = output.float()
         for name, metric in self.metrics.items():
             try:
-                metric.update(result.output.float(), batch.targets)
+                metric.update(output, batch.targets)
             except Exception as error:
                 message = f"{name} cannot be computed from this model's output and these targets: {error}"
                 raise HyperparamsError([Problem(where=self.where, message=message)]) from error

@@ -132,6 +132,7 @@ class Mover:
     def __init__(self, device: torch.device, *, channels_last: bool = False) -> None:
         self.device = device
         self._channels_last = channels_last
+        self._stays = not channels_last  # What is there already needs no call that does nothing.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __call__(self, raw: Any, where: str) -> Batch:
@@ -157,6 +158,8 @@ class Mover:
         return Batch(inputs, targets, sample.shape[0])
 
     def _move(self, value: Tensor) -> Tensor:
+        if self._stays and value.device == self.device:
+            return value
         if self._channels_last and value.ndim == 4:
             return value.to(self.device, non_blocking=True, memory_format=torch.channels_last)
         return value.to(self.device, non_blocking=True)

@@ -30,7 +30,8 @@ def train_step(
     with precision.autocast():
         output, loss, parts = _forward(model, batch, criterion)
     precision.backward(loss if weight == 1.0 else loss * weight)
-    return StepResult(loss.detach().float(), _main(output).detach(), parts)
+    loss = loss.detach()
+    return StepResult(loss if loss.dtype == torch.float32 else loss.float(), _main(output).detach(), parts)
 
 
 @torch.no_grad()

@@ -1,10 +1,14 @@
 """What a training step costs over a hand-written loop with the same logging, in microseconds.
 
 Both sides train the same model on the same batches, epoch by epoch in turn, in one process; the smallest epoch of each
-counts, as everything that disturbs an epoch makes it longer. The promise is 50 µs or 1 %, whichever is larger.
+counts, as everything that disturbs an epoch makes it longer. The promise is 50 µs or 1 %, whichever is larger. glibc is
+told to keep its memory: whether it gives some back in each step depends on where a gradient happens to lie,
+and costs up to 300 µs on one side or the other.
 Run: `python tests/benchmarks/step_overhead.py`.
 """
 
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +21,7 @@ from sgnb.training.epoch import Epoch
 from sgnb.training.loop import Loop
 from sgnb.training.metrics import Accuracy
 
-STEPS, ROUNDS = 200, 15
+STEPS, ROUNDS = 200, 30
 
 
 def a_model(width):
@@ -57,6 +61,7 @@ def by_hand(model, batches):
 
 def main():
     """Print a line for each width."""
+    torch.set_num_threads(1)  # What is measured is Python's; a second thread's start and end would be noise.
     for width in (16, 256, 1024):
         batches = Batches((torch.randn(64, 3, 8, 8), torch.randint(0, 10, (64,))) for _ in range(STEPS))
         plain, trained = a_model(width), a_model(width)
@@ -80,4 +85,7 @@ def main():
 
 
 if __name__ == "__main__":
+    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
+        os.environ |= {"MALLOC_TRIM_THRESHOLD_": str(2**31), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
+        os.execv(sys.executable, [sys.executable, *sys.argv])  # glibc reads them when a process starts.
     main()
