@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from sgnb.events import (
     Recompiled,
     UpdatesSkipped,
 )
-from sgnb.hyperparams import CUDA_GRAPH_MODES, HyperparamsError, TrainingHyperparams
+from sgnb.hyperparams import CUDA_GRAPH_MODES, HyperparamsError, Problem, TrainingHyperparams
 from sgnb.losses import build_loss
 from sgnb.training.checkpoint import LATEST, fitting_weights, save_checkpoint
 from sgnb.training.compilation import ModelWatch, WarmUp, compile_targets, problems_on, start_afresh
@@ -107,6 +108,9 @@ class Loop:
     def __post_init__(self) -> None:
         hp = self.hp
         problems = problems_on(hp, self.device)
+        if self.valid_loader is None and isinstance(hp.lr_mode, dict) and "ReduceLROnPlateau" in hp.lr_mode:
+            message = "watches a metric of the validation, and there is no valid_loader"
+            problems.append(Problem(where="training_hyperparams.lr_mode.ReduceLROnPlateau", message=message))
         if problems:
             raise HyperparamsError(problems)
         self.train_batches = num_batches(self.train_loader, hp.max_train_batches, "train_loader")
@@ -173,25 +177,35 @@ class Loop:
                 first = None
                 if self.stop.is_set():
                     break
-        if self.stop.is_set() and self.hp.save_model and self._is_finite():
-            self._save([self.run_dir / LATEST], {})
+        if self.stop.is_set() and self.hp.save_model:
+            self._save_where_it_stopped()
         if not self.stop.is_set():
             self._average_best()
         if self.ema is not None and self.ema.num_updates:
             self.ema.copy_to_model()  # What was validated is what the caller gets.
 
+    def _save_where_it_stopped(self) -> None:
+        if self._is_finite():
+            self._save([self.run_dir / LATEST], {})
+        else:
+            message = "the weights are not finite, so the checkpoint of the last epoch was left as it is."
+            self.emit(Noticed(level="warning", message=message))
+
     def _first_batches(self) -> Batches | None:
-        """Return the batches of the run's first epoch, with which the graphs were made."""
+        """Return the batches with which the run begins and the graphs were made; None: all of its epoch's are done."""
         self.epoch = self.epoch or self._new_epoch(self.completed_epochs + 1)
-        if self.epoch.num_batches == self.train_batches:  # Resumed in a validation.
-            return None
-        batches = self._new_batches(self.epoch)
+        in_validation = self.epoch.num_batches == self.train_batches  # Where the run that is resumed was stopped.
+        if in_validation:  # One to make the graphs with.
+            with preserved_rng(), preserved_generators(self.train_loader):
+                batches = Batches(self.train_loader, 1, "train_loader", self._move)
+        else:
+            batches = self._new_batches(self.epoch)
         if self.hp.channels_last and not any(t.ndim == 4 for t in tensors_in(batches.first().inputs)):
             self.emit(Noticed(level="warning", message="channels_last has no effect: no input is [B, C, H, W]."))
         if self.hp.torch_compile or self.hp.torch_compile_loss:
             start_afresh()
             self._compile(batches)
-        return batches
+        return None if in_validation else batches
 
     def _new_epoch(self, number: int) -> Epoch:
         self._statistics.keep()

@@ -41,6 +41,18 @@ from sgnb.training.randomness import preserved_rng, seed_everything
 Hyperparams = TrainingHyperparams | Mapping[str, Any]
 
 
+_EVALUATED = (
+    "mixed_precision",
+    "mixed_precision_dtype",
+    "channels_last",
+    "loss",
+    "criterion_params",
+    "valid_metrics_list",
+    "loss_logging_items_names",
+    "max_valid_batches",
+)  # What matters where nothing is trained.
+
+
 class Trainer:
     """Trains models under one experiment's name.
 
@@ -155,7 +167,7 @@ class Trainer:
         )
         _check_arguments(model, loader)
         listeners: list[Listener] = [] if hp.silent_mode else [Progress()]
-        plain = hp.replace(ema=False, optimizer="SGD", initial_lr=0.01, optimizer_params={})
+        plain = TrainingHyperparams(**{name: getattr(hp, name) for name in _EVALUATED})
         was_training, frozen = model.training, [p for p in model.parameters() if not p.requires_grad]
         try:
             with preserved_rng():

@@ -180,6 +180,20 @@ def test_a_fused_optimizer_skips_by_itself_as_on_a_gpu():
     assert (precision.take_skipped(), precision.take_skipped()) == (1, 0)
 
 
+def test_a_stop_with_weights_of_nan_leaves_the_checkpoint_of_the_last_epoch(setup):
+    def spoil(event):
+        if isinstance(event, StepEnded) and (event.phase, event.epoch, event.batch) == ("train", 2, 5):
+            with torch.no_grad():
+                setup.model[0].weight[0] = float("nan")
+            setup.trainer.stop()
+
+    setup.listeners = [spoil]
+    history = setup.train(max_epochs=3)
+    assert history.notices == ["the weights are not finite, so the checkpoint of the last epoch was left as it is."]
+    assert state_of(setup.trainer.run_dir)["epoch"] == 1
+    assert finite(state_of(setup.trainer.run_dir)["net"])
+
+
 class LoaderThatFails(list):
     def __iter__(self):
         yield from list.__iter__(self)

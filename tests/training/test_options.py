@@ -132,6 +132,15 @@ def test_early_stopping_without_validation_is_said(setup):
     ]
 
 
+def test_a_plateau_cannot_be_watched_without_validation(setup):
+    data = DataLoader(TensorDataset(setup.inputs, setup.targets), 16)
+    values = {"silent_mode": True, "lr_mode": {"ReduceLROnPlateau": {"metric_name": "loss"}}}
+    with pytest.raises(HyperparamsError) as caught:
+        Trainer("t", ckpt_root_dir=setup.root, device="cpu").train(setup.new_model(), values, data)
+    where = "training_hyperparams.lr_mode.ReduceLROnPlateau"
+    assert str(caught.value) == f"{where}: watches a metric of the validation, and there is no valid_loader"
+
+
 def test_the_epochs_that_were_asked_for_are_kept_and_validated(setup):
     history = setup.train(max_epochs=5, run_validation_freq=4, save_ckpt_epoch_list=[1, 3])
     names = sorted(path.name for path in setup.trainer.run_dir.glob("*.pth"))
@@ -230,7 +239,8 @@ def test_evaluating_changes_neither_weights_nor_what_is_trained(setup):
     model = setup.new_model()
     model[0].weight.requires_grad_(False)
     _, loader = setup.loaders()
-    values = {"silent_mode": True, "ema": True, "initial_lr": {"default": 0.1, "6": 0}}
+    rates = {"initial_lr": {"default": 0.1, "6": 0}, "warmup_initial_lr": {"default": 0.0, "6": 0.0}}
+    values = {"silent_mode": True, "ema": True, "lr_warmup_epochs": 1, **rates}
     Trainer("e", ckpt_root_dir=setup.root, device="cpu").evaluate(model, loader, values)
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["0.weight"]
     assert model.training

@@ -72,7 +72,9 @@ def test_also_in_float16_with_the_state_of_its_loss_scale(setup):
 
 @pytest.mark.usefixtures("every_batch_is_told")
 def test_also_compiled(setup):
-    check(setup, 2, 3, "train", 0, torch_compile=True, torch_compile_options={"backend": "aot_eager"})
+    options = {"torch_compile": True, "torch_compile_options": {"backend": "aot_eager"}}
+    assert check(setup, 2, 3, "train", 0, **options).compiled
+    assert check(setup, 2, 2, "valid", 0, **options).compiled
 
 
 @pytest.mark.usefixtures("every_batch_is_told")
@@ -117,6 +119,7 @@ def check(setup, epoch, batch, phase, workers, *, generator=None, again=False, *
     assert all(torch.equal(left, right) for left, right in zip(expected[1], found[1], strict=True))
     assert all(torch.equal(expected[0][name], found[0][name]) for name in expected[0])
     assert columns(History.load(setup.trainer.run_dir)) == columns(straight)
+    return resumed
 
 
 @pytest.mark.usefixtures("every_batch_is_told")
