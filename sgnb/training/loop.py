@@ -11,7 +11,6 @@ import math
 import sys
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
