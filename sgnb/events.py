@@ -367,7 +367,8 @@ def _of_epoch(event: EpochEnded) -> str:
 
 def _of_compile(event: CompileEnded) -> str:
     details = [cache_state(event.cache_hits, event.cache_misses)] if event.cache_hits or event.cache_misses else []
-    details += [f"{event.num_breaks} graph breaks"] if event.num_breaks else []
+    if event.num_breaks:
+        details.append(f"{event.num_breaks} graph break{'' if event.num_breaks == 1 else 's'}")
     remark = f" ({', '.join(details)})" if details else ""
     return f"compiled the {_GRAPHS[event.graph]} graph in {event.seconds:.1f} s{remark}"
 

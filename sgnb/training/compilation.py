@@ -177,6 +177,17 @@ def _marking_batches(modules: Sequence[nn.Module]) -> Iterator[None]:
             module._compiled_call_impl = call
 
 
+@contextmanager
+def _preserved_attributes(model: nn.Module) -> Iterator[None]:
+    """Put plain attributes back at the end: a model that counts its calls has not been called."""
+    before = [(vars(module), _outside_of_graphs(module)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for table, values in before:
+            table.update({name: value for name, value in values.items() if name != "hooks"})
+
+
 class ModelWatch:
     """Finds what changes in a compiled model although its graphs were made for what it was."""
 
@@ -265,7 +276,7 @@ class WarmUp:
         Raises:
             Exception: what the compiler raised, when `fullgraph` asks for all or nothing.
         """
-        with preserved_rng():
+        with preserved_rng(), _preserved_attributes(self.model):
             eager = [self._train(train[0]) for _ in range(_NUM_EAGER_RUNS)]
             eager_output = self._valid(valid[0]) if valid else None
             for group in self.targets:

@@ -238,6 +238,22 @@ def test_attributes_that_change_are_named_with_what_to_do(setup):
     assert history["compile_seconds"][0] > 0
 
 
+def test_making_the_graphs_leaves_no_trace_in_the_models_own_attributes(setup):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.calls = setup.new_model(), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.body(x)
+
+    setup.train(Counts(), max_epochs=1)
+    eager = setup.model.calls
+    setup.train(Counts(), max_epochs=1, **AOT)
+    assert setup.model.calls == eager == 8  # 5 training batches, 3 of validation.
+
+
 def test_a_break_is_reported_with_its_line_and_page(setup):
     class Breaks(nn.Module):
         def __init__(self):
