@@ -83,7 +83,9 @@ def _checked_arguments(kind: type[torch.optim.Optimizer], hp: TrainingHyperparam
 
 def _class_of(name: str) -> type[torch.optim.Optimizer]:
     if name in _OF_TIMM:
-        import timm.optim
+        # Its import lifts the compiler's limit of recompilations to a million, for everything in this process.
+        with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
+            import timm.optim
 
         return cast(type[torch.optim.Optimizer], getattr(timm.optim, name))
     return cast(type[torch.optim.Optimizer], getattr(torch.optim, name))

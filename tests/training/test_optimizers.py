@@ -1,6 +1,7 @@
 """Optimizers by name, as a class and as an instance; parameter groups."""
 
 import io
+import os
 import subprocess
 import sys
 
@@ -45,6 +46,19 @@ def test_each_name_has_supergradients_defaults(name):
     group = optimizer.param_groups[0]
     assert group["lr"] == group["initial_lr"] == 0.3
     assert {key: group[key] for key in DEFAULTS[name]} == DEFAULTS[name]
+
+
+def test_importing_timm_does_not_lift_the_compilers_limit():
+    code = (
+        "import torch\n"
+        "from sgnb.hyperparams import TrainingHyperparams\n"
+        "from sgnb.training.optimizers import build_optimizer\n"
+        "build_optimizer(torch.nn.Linear(2, 2), TrainingHyperparams(optimizer='Lion'), torch.device('cpu'))\n"
+        "print(torch._dynamo.config.recompile_limit)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "8\n"
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
