@@ -184,7 +184,11 @@ def editor_for(option: Option) -> Editor:
         return Editor(widget=widget, encode=_none_as_choice, decode=_choice_as_none)
     if kind in (int, float) and not optional:
         return Editor(widget=_number_widget(option, kind, common), encode=_same, decode=_same)
-    widget = widgets.Text(continuous_update=False, **common)
+    names = [name for member in members if typing.get_origin(member) is Literal for name in typing.get_args(member)]
+    if names:  # Or something else, such as a mapping.
+        widget = widgets.Combobox(options=names, continuous_update=False, **common)
+    else:
+        widget = widgets.Text(continuous_update=False, **common)
     if kind is str:
         return Editor(widget=widget, encode=_text_or_empty, decode=functools.partial(_plain, optional))
     if kind is not Any and _is_callable(kind):

@@ -162,3 +162,14 @@ def test_an_error_in_a_callback_is_shown_in_the_form(state: PanelState, monkeypa
     monkeypatch.setattr(state, "set", broken)
     type_in(row(panel, "seed")[0], 8)
     assert "out of order" in panel.children[-1].value
+
+
+def test_names_are_suggested_where_something_else_may_stand_as_well(state: PanelState) -> None:
+    editor, _ = row(hyperparams_panel(state), "lr_mode")
+    assert isinstance(editor, widgets.Combobox)
+    assert "PolyLRScheduler" in editor.options
+    assert not editor.ensure_option
+    type_in(editor, "{StepLR: {step_size: 3}}")
+    assert state.in_force("lr_mode") == {"StepLR": {"step_size": 3}}
+    type_in(editor, "PolyLRScheduler")
+    assert state.in_force("lr_mode") == "PolyLRScheduler"
