@@ -36,10 +36,18 @@ _COLUMNS = (
     "samples_per_second",
     "train_loss",
     "valid_loss",
+    "raw_valid_loss",
     "lr",
     "peak_mib",
     "skipped_updates",
 )
+
+
+_PHASES = ("train", "valid", "raw_valid")
+
+
+def _named(epoch: EpochEnded, phase: str) -> dict[str, float]:
+    return {**getattr(epoch, f"{phase}_losses", {}), **getattr(epoch, f"{phase}_metrics")}
 
 
 class History:
@@ -121,12 +129,12 @@ class History:
 
     @property
     def columns(self) -> list[str]:
-        """Names for `history[name]`; metrics stand as `train/Accuracy` and `valid/Accuracy`."""
+        """Names for `history[name]`; metrics and the parts of a loss stand as `train/Accuracy` and `valid/Accuracy`.
+
+        `raw_valid/Accuracy` is that of the weights without averaging, where `ema_params.validate_raw` asked for it.
+        """
         metrics = dict.fromkeys(
-            f"{phase}/{name}"
-            for epoch in self.epochs
-            for phase, values in (("train", epoch.train_metrics), ("valid", epoch.valid_metrics))
-            for name in values
+            f"{phase}/{name}" for epoch in self.epochs for phase in _PHASES for name in _named(epoch, phase)
         )
         return [*_COLUMNS, *metrics]
 
@@ -135,7 +143,7 @@ class History:
             raise KeyError(f"no column {column!r}; there are {', '.join(self.columns)}")
         phase, _, metric = column.partition("/")
         if metric:
-            return [getattr(epoch, f"{phase}_metrics").get(metric) for epoch in self.epochs]
+            return [_named(epoch, phase).get(metric) for epoch in self.epochs]
         return [getattr(epoch, column) for epoch in self.epochs]
 
     def to_dict(self) -> dict[str, list[Any]]:

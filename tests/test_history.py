@@ -76,7 +76,7 @@ def test_an_unknown_column_names_those_that_exist() -> None:
     assert caught.value.args == (
         "no column 'loss'; there are epoch, epoch_seconds, train_seconds, valid_seconds, train_loader_wait_seconds,"
         " valid_loader_wait_seconds, compile_seconds, checkpoint_seconds, samples_per_second, train_loss, valid_loss,"
-        " lr, peak_mib, skipped_updates, valid/Accuracy",
+        " raw_valid_loss, lr, peak_mib, skipped_updates, valid/Accuracy",
     )
 
 
