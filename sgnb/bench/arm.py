@@ -6,16 +6,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgnb.events import EpochStarted, Event
+from sgnb.events import EpochStarted, Event, RunEnded
 from sgnb.recipes.worker import train_in
 
 
 def pace(event: Event) -> None:
-    """Wait before the clock of an epoch starts, until it is this arm's turn.
+    """Wait before the clock of an epoch starts, until it is this arm's turn, and at the end until all arms are done.
+
+    A process that ends keeps a core busy for a second or more, which the last epoch of another arm would feel.
 
     Raises:
         RuntimeError: when the comparison is gone, so that no arm is left behind.
     """
+    if isinstance(event, RunEnded):
+        sys.stdin.read()
     if isinstance(event, EpochStarted) and not sys.stdin.readline():
         raise RuntimeError("the comparison that paces this run has ended")
 

@@ -2,14 +2,16 @@
 
 import os
 import signal
+import threading
 
 import psutil
 import pytest
 
 from sgnb import benchmark
 from sgnb.bench import BenchmarkError, BenchmarkStopped, compare
+from sgnb.bench.arm import pace
 from sgnb.bench.protocol import _Arm, _shower
-from sgnb.events import EpochEnded, EpochStarted
+from sgnb.events import EpochEnded, EpochStarted, RunEnded
 from sgnb.recipes import load_recipe
 
 TINY = [
@@ -132,3 +134,16 @@ def test_the_command_without_a_compiler_finishes_and_says_that_nothing_was_compa
 def test_bad_arguments_of_the_command_are_explained(arguments, message, capsys):
     assert benchmark.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_arm_that_is_done_stays_until_the_others_are(monkeypatch):
+    read, write = os.pipe()
+    with os.fdopen(read) as stdin, os.fdopen(write, "w") as comparison:
+        monkeypatch.setattr("sys.stdin", stdin)
+        waiting = threading.Thread(target=pace, args=[RunEnded(status="finished", seconds=1.0)])
+        waiting.start()
+        waiting.join(timeout=0.2)
+        assert waiting.is_alive()
+        comparison.close()
+        waiting.join(timeout=5)
+        assert not waiting.is_alive()
