@@ -5,6 +5,7 @@ from sgnb.training.checkpoint import CheckpointError
 from sgnb.training.explanation import Explanation, explain
 from sgnb.training.loaders import DataError
 from sgnb.training.loop import DivergedError
+from sgnb.training.sync_batchnorm import synced_batchnorm
 from sgnb.training.trainer import Trainer
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "Trainer",
     "explain",
     "find_batch_size",
+    "synced_batchnorm",
 ]
